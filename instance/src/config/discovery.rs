@@ -9,7 +9,7 @@ use nebula_core::config::{CalculatedRemotes, Calculation, LocalAllowList, Remote
 use super::allow_list::{self, go_type, map, prefix, shown};
 use super::hosts::{has_unusable_port, is_name};
 use super::section::Section;
-use super::{HostTarget, Invalid, Refused, StaticHosts, Value};
+use super::{HostTarget, Invalid, Refused, StaticHosts, Value, resolver};
 use crate::go::netip;
 
 /// How this node finds peers, and how they find it.
@@ -30,8 +30,10 @@ pub(super) struct Discovery {
 pub struct Dns {
     /// Address or name to listen on; empty: every address.
     pub host: String,
-    /// UDP port.
+    /// Port for UDP and TCP.
     pub port: u16,
+    /// Domain below which names and groups are answered too; lower case.
+    pub domain: Option<String>,
 }
 
 impl Discovery {
@@ -51,6 +53,7 @@ impl Discovery {
             Some(0) => None,
             seconds => Some(Duration::from_secs(seconds.map_or(10, i64::unsigned_abs))),
         };
+        let dns = section.keep("lighthouse.dns", dns(section, am_lighthouse));
         Some(Self {
             static_hosts: static_hosts?,
             am_lighthouse,
@@ -60,7 +63,7 @@ impl Discovery {
             calculated_remotes: calculated_remotes?,
             remote_allow: remote_allow?,
             local_allow: local_allow?,
-            dns: dns(section, am_lighthouse),
+            dns: dns?,
         })
     }
 }
@@ -102,7 +105,7 @@ fn lighthouses(
     Ok(hosts)
 }
 
-fn dns(section: &Section<'_>, am_lighthouse: bool) -> Option<Dns> {
+fn dns(section: &Section<'_>, am_lighthouse: bool) -> Result<Option<Dns>, Refused> {
     let host = section.string("lighthouse.dns.host").unwrap_or_default();
     let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(&host).to_owned();
     let port = section.int("lighthouse.dns.port", 0..=65535).and_then(|port| u16::try_from(port).ok()).unwrap_or(53);
@@ -111,7 +114,8 @@ fn dns(section: &Section<'_>, am_lighthouse: bool) -> Option<Dns> {
         let text = "lighthouse.serve_dns: DNS server refusing to run because this host is not a lighthouse.";
         section.warn("lighthouse.serve_dns", text);
     }
-    (serve && am_lighthouse).then_some(Dns { host, port })
+    let domain = resolver::domain(section, "lighthouse.dns.domain")?;
+    Ok((serve && am_lighthouse).then_some(Dns { host, port, domain }))
 }
 
 fn advertise(section: &Section<'_>, networks: &[IpNet]) -> Result<Vec<HostTarget>, Refused> {

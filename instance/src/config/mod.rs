@@ -16,6 +16,7 @@ mod merge;
 mod operation;
 mod pki;
 mod places;
+mod resolver;
 mod routes;
 mod section;
 mod settings;
@@ -40,6 +41,7 @@ pub use logging::{LogFormat, LogLevel, Logging};
 pub use operation::{ControlPath, Operation};
 pub use pki::Pki;
 pub use places::Places;
+pub use resolver::Resolver;
 pub use routes::{OwnRoute, Routes, UnsafeRoute};
 pub use settings::Settings;
 #[cfg(feature = "ssh")]

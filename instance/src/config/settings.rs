@@ -13,8 +13,8 @@ use nebula_core::{Config, firewall::Policy};
 
 use super::section::Section;
 use super::{
-    Dns, HostTarget, Listen, Logging, Operation, Pki, Refusals, Refused, Remark, StaticHosts, Stats, TunSettings,
-    Value, discovery::Discovery, firewall, keys, pki,
+    Dns, HostTarget, Listen, Logging, Operation, Pki, Refusals, Refused, Remark, Resolver, StaticHosts, Stats,
+    TunSettings, Value, discovery::Discovery, firewall, keys, pki,
 };
 use crate::go::netip;
 
@@ -47,6 +47,8 @@ pub struct Settings {
     pub local_allow: LocalAllowList,
     /// DNS server of a lighthouse.
     pub dns: Option<Dns>,
+    /// Overlay names for the programs of this host.
+    pub resolver: Option<Resolver>,
     /// Relays.
     pub relay: Relay,
     /// Firewall rules.
@@ -148,20 +150,37 @@ impl Settings {
         let cipher = section.keep("cipher", cipher(section));
         let firewall = section.keep("firewall", firewall::read(section));
         let discovery = Discovery::read(section, networks);
+        let resolver = discovery.as_ref().and_then(|discovery| {
+            let own: Vec<_> = networks.iter().map(ipnet::IpNet::addr).collect();
+            section.keep("resolver", Resolver::read(section, &own, &discovery.lighthouses))
+        });
         let handshakes = section.keep("handshakes.try_interval", handshakes(section));
         let stats = section.keep("stats", Stats::read(section));
         let logging = section.keep("logging", Logging::read(section));
         let operation = section.keep("daemon", Operation::read(section));
         let listen = section.keep_at_start("listen", Listen::read(section));
         let tun = section.keep_at_start("tun", TunSettings::read(section, networks));
-        let parts =
-            (pki, initiating_version, cipher, firewall, discovery, handshakes, stats, logging, operation, listen, tun);
+        let parts = (
+            pki,
+            initiating_version,
+            cipher,
+            firewall,
+            discovery,
+            resolver,
+            handshakes,
+            stats,
+            logging,
+            operation,
+            listen,
+            tun,
+        );
         let (
             Some(pki),
             Some(initiating_version),
             Some(cipher),
             Some(firewall),
             Some(discovery),
+            Some(resolver),
             Some(handshakes),
             Some(stats),
             Some(logging),
@@ -186,6 +205,7 @@ impl Settings {
             remote_allow: discovery.remote_allow,
             local_allow: discovery.local_allow,
             dns: discovery.dns,
+            resolver,
             relay: relay(section),
             firewall,
             punchy: punchy(section),

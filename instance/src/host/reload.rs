@@ -13,7 +13,7 @@ use nebula_core::io::{Handle, SocketControl};
 use crate::config::{self, Listen, Settings, TunSettings, Value};
 use crate::go::firewall_hash;
 use crate::host::account;
-use crate::host::dns::{self, Served};
+use crate::host::dns::{self, Resolving, Served};
 use crate::host::file_watch::{self, Stamp};
 use crate::host::report::Report;
 use crate::host::subnets::Subnets;
@@ -33,6 +33,7 @@ pub(crate) struct Reloader {
     link: Link,
     names: Option<NameWatch>,
     dns: Option<dns::Server>,
+    resolver: Option<dns::Server>,
     /// Sends metrics, if configured.
     emitter: Option<Emitter>,
     #[cfg(feature = "ssh")]
@@ -77,6 +78,7 @@ impl Reloader {
             link,
             names: None,
             dns: None,
+            resolver: None,
             emitter,
             #[cfg(feature = "ssh")]
             console: None,
@@ -86,6 +88,7 @@ impl Reloader {
         };
         reloader.watch_names();
         reloader.serve_dns();
+        reloader.serve_resolver();
         reloader
     }
 
@@ -188,6 +191,7 @@ impl Reloader {
                 let advertise =
                     differs_in_rendezvous(&self.current, &settings).then(|| names::resolve_once(&settings.advertise));
                 let (stats, dns) = (self.current.stats.clone(), Served::of(&self.current));
+                let resolving = Resolving::of(&self.current);
                 self.apply(settings, advertise);
                 // Each waits until its predecessor has stopped, which may itself be querying the control plane.
                 if self.current.stats != stats {
@@ -195,6 +199,9 @@ impl Reloader {
                 }
                 if Served::of(&self.current) != dns {
                     self.serve_dns();
+                }
+                if Resolving::of(&self.current) != resolving {
+                    self.serve_resolver();
                 }
                 // Last, because by now the node knows the gateways of the new routes.
                 self.update_link();
@@ -309,6 +316,12 @@ impl Reloader {
         // Stop the old server first: the new one may use the same address.
         self.dns = None;
         self.dns = Served::of(&self.current).and_then(|served| served.start(self.handle.clone()));
+    }
+
+    fn serve_resolver(&mut self) {
+        self.resolver = None;
+        let device = self.link.overlay.as_ref().map(|overlay| overlay.device.as_str());
+        self.resolver = Resolving::of(&self.current).and_then(|resolving| resolving.start(device));
     }
 
     fn watch_names(&mut self) {

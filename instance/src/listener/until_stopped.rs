@@ -34,6 +34,12 @@ impl Drop for Running {
 }
 
 impl Stopped {
+    /// For a thread that runs an executor: a socket that becomes readable when the handle is dropped.
+    pub(crate) fn into_async(self) -> io::Result<tokio::net::UnixStream> {
+        self.0.set_nonblocking(true)?;
+        tokio::net::UnixStream::from_std(self.0)
+    }
+
     /// Waits until `socket` is readable (`true`) or the handle is dropped (`false`).
     pub(crate) fn wait_for(&self, socket: &impl AsFd) -> bool {
         let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLIN), PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];

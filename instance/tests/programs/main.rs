@@ -49,6 +49,7 @@ mod log_flood;
 mod memory;
 mod metrics;
 mod no_ssh;
+mod overlay_names;
 mod packaging;
 mod paths;
 mod pods;

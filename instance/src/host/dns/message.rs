@@ -1,10 +1,10 @@
-//! DNS messages as this server uses them: one question, at most one record.
+//! DNS messages: queries with one question, and their replies.
 
 use std::net::IpAddr;
 
 use hickory_resolver::proto::op::{Message, MessageType, OpCode, ResponseCode};
-use hickory_resolver::proto::rr::rdata::TXT;
-use hickory_resolver::proto::rr::{RData, Record, RecordType};
+use hickory_resolver::proto::rr::rdata::{PTR, TXT};
+use hickory_resolver::proto::rr::{Name, RData, Record, RecordType};
 
 /// A query.
 #[derive(Debug)]
@@ -17,18 +17,49 @@ pub(super) struct Query {
 
 /// The answer to a query.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Answer {
-    /// No record of that type, and no error.
-    Nothing,
-    Address(IpAddr),
-    Text(String),
-    NoSuchName,
+pub(super) struct Answer {
+    pub(super) code: ResponseCode,
+    /// Records of the type asked for; all have the queried name.
+    pub(super) data: Vec<RData>,
+    /// Time to live of the records, in seconds.
+    pub(super) ttl: u32,
+}
+
+impl Answer {
+    /// The name exists, but has no record of that type.
+    pub(super) const NOTHING: Self = Self::error(ResponseCode::NoError);
+    pub(super) const NO_SUCH_NAME: Self = Self::error(ResponseCode::NXDomain);
+    pub(super) const REFUSED: Self = Self::error(ResponseCode::Refused);
+    pub(super) const FAILED: Self = Self::error(ResponseCode::ServFail);
+
+    const fn error(code: ResponseCode) -> Self {
+        Self { code, data: Vec::new(), ttl: 0 }
+    }
+
+    /// [`Answer::NOTHING`] if there are none.
+    pub(super) fn records(data: Vec<RData>, ttl: u32) -> Self {
+        Self { code: ResponseCode::NoError, data, ttl }
+    }
+
+    pub(super) fn addresses(addresses: impl IntoIterator<Item = IpAddr>, ttl: u32) -> Self {
+        Self::records(addresses.into_iter().map(RData::from).collect(), ttl)
+    }
+
+    pub(super) fn text(text: &str, ttl: u32) -> Self {
+        Self::records(vec![RData::TXT(TXT::from_bytes(text.as_bytes().chunks(MAX_STRING_BYTES).collect()))], ttl)
+    }
+
+    /// The name of an address. Any bytes may be in a certificate's name, but not in one of the DNS.
+    pub(super) fn name(name: &str, ttl: u32) -> Self {
+        let name = Name::from_labels(name.split('.').map(str::as_bytes));
+        name.map_or(Self::NO_SUCH_NAME, |name| Self::records(vec![RData::PTR(PTR(name))], ttl))
+    }
 }
 
 impl Query {
-    /// `None` if the datagram is not a standard query with one question; such datagrams are not answered.
-    pub(super) fn parse(datagram: &[u8]) -> Option<Self> {
-        let message = Message::from_vec(datagram).ok()?;
+    /// `None` if the message is not a standard query with one question; such messages are not answered.
+    pub(super) fn parse(message: &[u8]) -> Option<Self> {
+        let message = Message::from_vec(message).ok()?;
         let is_query = message.metadata.message_type == MessageType::Query && message.metadata.op_code == OpCode::Query;
         let [question] = message.queries.as_slice() else { return None };
         let mut labels = Vec::new();
@@ -41,34 +72,44 @@ impl Query {
         is_query.then_some(Self { message, name, kind })
     }
 
-    /// The response datagram, not authoritative and without recursion, as Go Nebula's. `None` if it cannot be encoded.
-    pub(super) fn reply(&self, answer: &Answer) -> Option<Vec<u8>> {
+    /// The address whose name is asked for (RFC 1035 section 3.5, RFC 3596 section 2.5).
+    pub(super) fn reverse(&self) -> Option<IpAddr> {
+        let mut name = Name::from_ascii(&self.name).ok()?;
+        name.set_fqdn(true);
+        let network = name.parse_arpa_name().ok()?;
+        (network.prefix_len() == network.max_prefix_len()).then(|| network.addr())
+    }
+
+    /// The most bytes of a reply in a datagram: what the client says (EDNS), else what Go Nebula sends.
+    pub(super) fn max_datagram(&self) -> usize {
+        self.message.edns.as_ref().map_or(MAX_DATAGRAM_BYTES, |edns| usize::from(edns.max_payload()))
+    }
+
+    /// The response, not authoritative and without recursion, as Go Nebula's. One of more than `max_bytes` is truncated
+    /// (RFC 2181 section 9). `None` if it cannot be encoded.
+    pub(super) fn reply(&self, answer: &Answer, max_bytes: usize) -> Option<Vec<u8>> {
         let asked = &self.message.metadata;
         let mut reply = Message::response(asked.id, OpCode::Query);
         reply.metadata.recursion_desired = asked.recursion_desired;
+        reply.metadata.response_code = answer.code;
         reply.queries.clone_from(&self.message.queries);
-        let data = match answer {
-            Answer::Nothing => None,
-            Answer::NoSuchName => {
-                reply.metadata.response_code = ResponseCode::NXDomain;
-                None
-            }
-            Answer::Address(IpAddr::V4(v4)) => Some(RData::A((*v4).into())),
-            Answer::Address(IpAddr::V6(v6)) => Some(RData::AAAA((*v6).into())),
-            Answer::Text(text) => Some(RData::TXT(TXT::from_bytes(text.as_bytes().chunks(MAX_STRING_BYTES).collect()))),
-        };
-        let name = reply.queries.first().map(|question| question.name().clone());
-        if let (Some(name), Some(data)) = (name, data) {
-            reply.answers.push(Record::from_rdata(name, TTL_SECONDS, data));
+        let name = self.message.queries.first()?.name();
+        let record = |data: &RData| Record::from_rdata(name.clone(), answer.ttl, data.clone());
+        reply.answers = answer.data.iter().map(record).collect();
+        let bytes = reply.to_vec().ok()?;
+        if bytes.len() <= max_bytes {
+            return Some(bytes);
         }
+        reply.metadata.truncation = true;
+        reply.answers.clear();
         reply.to_vec().ok()
     }
 }
 
 /// Longest character-string (RFC 1035).
 const MAX_STRING_BYTES: usize = 255;
-/// In seconds. Addresses belong to certificates, so they rarely change.
-const TTL_SECONDS: u32 = 3600;
+/// Fits any path without fragments.
+const MAX_DATAGRAM_BYTES: usize = 1232;
 
 #[cfg(test)]
 pub(super) mod tests {
@@ -86,6 +127,10 @@ pub(super) mod tests {
         datagram
     }
 
+    pub(in crate::host::dns) fn query(name: &str, kind: RecordType) -> Query {
+        Query::parse(&question(name, kind)).unwrap()
+    }
+
     #[test]
     fn a_question_is_read_in_lower_case_and_what_follows_it_is_not() {
         let mut datagram = question("Host.Example", RecordType::A);
@@ -94,7 +139,8 @@ pub(super) mod tests {
         datagram.extend_from_slice(&[0, 0, 41, 16, 0, 0, 0, 0, 0, 0, 0]);
         let query = Query::parse(&datagram).unwrap();
         assert_eq!((query.name.as_str(), query.kind), ("host.example", RecordType::A));
-        let reply = query.reply(&Answer::Nothing).unwrap();
+        assert_eq!(query.max_datagram(), 4096);
+        let reply = query.reply(&Answer::NOTHING, 512).unwrap();
         assert_eq!(reply[2..12], [0x81, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
     }
 
@@ -108,7 +154,8 @@ pub(super) mod tests {
             for byte in [0, 1, 63, 64, 0xc0, 0xff] {
                 let mut changed = datagram.clone();
                 changed[at] = byte;
-                if let Some(reply) = Query::parse(&changed).and_then(|query| query.reply(&Answer::Nothing)) {
+                let query = Query::parse(&changed);
+                if let Some(reply) = query.and_then(|query| query.reply(&Answer::NO_SUCH_NAME, 512)) {
                     assert!(reply.len() <= changed.len());
                 }
             }
@@ -116,22 +163,42 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn answers_carry_the_question_and_one_record() {
+    fn answers_carry_the_question_and_the_records() {
         let datagram = question("h", RecordType::A);
         let query = Query::parse(&datagram).unwrap();
-        let reply = query.reply(&Answer::Address("10.42.0.7".parse().unwrap())).unwrap();
+        let addresses = ["10.42.0.7", "10.42.0.8"].map(|text| text.parse().unwrap());
+        let reply = query.reply(&Answer::addresses([addresses[0]], 3600), 512).unwrap();
         assert_eq!(reply[..12], [0x12, 0x34, 0x81, 0, 0, 1, 0, 1, 0, 0, 0, 0]);
         assert_eq!(reply[12..datagram.len()], datagram[12..]);
         assert!(reply.ends_with(&[0, 1, 0, 1, 0, 0, 0x0e, 0x10, 0, 4, 10, 42, 0, 7]));
-        assert_eq!(query.reply(&Answer::NoSuchName).unwrap()[3] & 15, 3);
-        assert_eq!(query.reply(&Answer::Nothing).unwrap()[3..8], [0, 0, 1, 0, 0]);
+        let both = Message::from_vec(&query.reply(&Answer::addresses(addresses, 5), 512).unwrap()).unwrap();
+        assert_eq!(both.answers.iter().map(|record| record.ttl).collect::<Vec<_>>(), [5, 5]);
+        assert_eq!(query.reply(&Answer::NO_SUCH_NAME, 512).unwrap()[3] & 15, 3);
+        assert_eq!(query.reply(&Answer::NOTHING, 512).unwrap()[3..8], [0, 0, 1, 0, 0]);
     }
 
     #[test]
-    fn a_long_text_is_cut_into_strings() {
-        let query = Query::parse(&question("10.42.0.7", RecordType::TXT)).unwrap();
-        let reply = Message::from_vec(&query.reply(&Answer::Text("x".repeat(600))).unwrap()).unwrap();
+    fn a_long_text_is_cut_into_strings_and_a_reply_that_does_not_fit_is_truncated() {
+        let query = query("10.42.0.7", RecordType::TXT);
+        let answer = Answer::text(&"x".repeat(600), 60);
+        let reply = Message::from_vec(&query.reply(&answer, 1232).unwrap()).unwrap();
         let RData::TXT(text) = &reply.answers[0].data else { panic!("{reply}") };
         assert_eq!(text.txt_data.iter().map(|part| part.len()).collect::<Vec<_>>(), [255, 255, 90]);
+        let cut = Message::from_vec(&query.reply(&answer, 512).unwrap()).unwrap();
+        assert!(cut.metadata.truncation && cut.answers.is_empty(), "{cut}");
+    }
+
+    #[test]
+    fn an_address_is_read_from_its_reverse_name_only_if_it_is_whole() {
+        let reverse = |name: &str| query(name, RecordType::PTR).reverse();
+        assert_eq!(reverse("7.0.42.10.in-addr.arpa"), Some("10.42.0.7".parse().unwrap()));
+        let v6 = format!("7.{}2.4.d.f.ip6.arpa", "0.".repeat(27));
+        assert_eq!(reverse(&v6), Some("fd42::7".parse().unwrap()));
+        for wrong in ["0.42.10.in-addr.arpa", "256.0.42.10.in-addr.arpa", "host.example", "", "arpa"] {
+            assert_eq!(reverse(wrong), None, "{wrong}");
+        }
+        let Answer { data, .. } = Answer::name("db.nebula.internal", 60);
+        assert_eq!(data[0].to_string(), "db.nebula.internal.");
+        assert_eq!(Answer::name(&"x".repeat(64), 60), Answer::NO_SUCH_NAME);
     }
 }

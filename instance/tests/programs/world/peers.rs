@@ -13,9 +13,14 @@ pub fn ours() -> PathBuf {
 
 /// A Go program of a Debian suite: `bookworm` has 1.6.1, `trixie` 1.9.3, `sid` 1.11.0.
 pub fn go(program: &str, suite: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/peers").join(suite).join("usr/bin").join(program);
+    let path = peer(suite).join("usr/bin").join(program);
     assert!(path.exists(), "{} is missing: run .ci/go-nebula first", path.display());
     path
+}
+
+/// The folder of an unpacked package.
+pub fn peer(folder: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/peers").join(folder)
 }
 
 impl World {

@@ -1,0 +1,186 @@
+//! The records of a lighthouse: addresses by name and by group, names by address.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use hickory_resolver::proto::rr::RecordType;
+
+use super::message::{Answer, Query};
+
+/// A host as its certificate describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Host {
+    pub(crate) name: String,
+    pub(crate) addresses: Vec<IpAddr>,
+    pub(crate) groups: Vec<String>,
+}
+
+/// All records. Names are in lower case.
+#[derive(Debug, Default)]
+pub(super) struct Records {
+    domain: Option<String>,
+    /// The first address of each family.
+    hosts: HashMap<String, FirstOfFamily>,
+    names: HashMap<IpAddr, String>,
+    groups: HashMap<String, Vec<FirstOfFamily>>,
+    /// Where the next answer for a group begins, so that its hosts share the clients.
+    turn: AtomicUsize,
+}
+
+type FirstOfFamily = [Option<IpAddr>; 2];
+
+impl Records {
+    /// If two hosts have the same name, the later one counts.
+    pub(super) fn new(domain: Option<String>, hosts: impl Iterator<Item = Host>) -> Self {
+        let mut records = Self { domain, ..Self::default() };
+        for Host { name, addresses, groups } in hosts {
+            let first = |v4: bool| addresses.iter().copied().find(|address| address.is_ipv4() == v4);
+            let (name, first) = (name.to_ascii_lowercase(), [first(true), first(false)]);
+            for group in groups {
+                records.groups.entry(group.to_ascii_lowercase()).or_default().push(first);
+            }
+            records.names.extend(addresses.into_iter().map(|address| (address, name.clone())));
+            records.hosts.insert(name, first);
+        }
+        // Otherwise the order would be that of a hash table, another one each time.
+        records.groups.values_mut().for_each(|hosts| hosts.sort_unstable());
+        records
+    }
+
+    pub(super) fn answer(&self, query: &Query) -> Answer {
+        if query.kind == RecordType::PTR {
+            return self.name(query);
+        }
+        let Some(name) = self.inside(&query.name) else {
+            // As in Go Nebula, which knows no domain and no other types.
+            let host = self.hosts.get(&query.name);
+            return host.and_then(|host| of_kind([host], query.kind, PLAIN_TTL)).unwrap_or(Answer::NO_SUCH_NAME);
+        };
+        // A name that exists must not be denied because of its type (RFC 8020).
+        if let Some(host) = self.hosts.get(name) {
+            return of_kind([host], query.kind, NAME_TTL).unwrap_or(Answer::NOTHING);
+        }
+        let group = name.strip_suffix(GROUPS).and_then(|group| self.groups.get(group));
+        group.map_or(Answer::NO_SUCH_NAME, |hosts| {
+            let start = self.turn.fetch_add(1, Ordering::Relaxed) % hosts.len();
+            of_kind(hosts[start..].iter().chain(&hosts[..start]), query.kind, GROUP_TTL).unwrap_or(Answer::NOTHING)
+        })
+    }
+
+    /// An address of the host with this name.
+    pub(super) fn address(&self, name: &str) -> Option<IpAddr> {
+        self.hosts.get(self.inside(name)?)?.iter().flatten().next().copied()
+    }
+
+    fn name(&self, query: &Query) -> Answer {
+        let name = query.reverse().and_then(|address| self.names.get(&address));
+        name.map_or(Answer::NO_SUCH_NAME, |name| match &self.domain {
+            Some(domain) => Answer::name(&format!("{name}.{domain}"), NAME_TTL),
+            None => Answer::name(name, NAME_TTL),
+        })
+    }
+
+    /// A name of the domain, without the domain.
+    fn inside<'a>(&self, name: &'a str) -> Option<&'a str> {
+        name.strip_suffix(self.domain.as_deref()?)?.strip_suffix('.')
+    }
+}
+
+/// `None` for a type of which there are no records.
+fn of_kind<'a>(hosts: impl IntoIterator<Item = &'a FirstOfFamily>, kind: RecordType, ttl: u32) -> Option<Answer> {
+    let family = match kind {
+        RecordType::A => 0,
+        RecordType::AAAA => 1,
+        _ => return None,
+    };
+    Some(Answer::addresses(hosts.into_iter().filter_map(|host| host[family]).take(MAX_ADDRESSES), ttl))
+}
+
+/// What stands between the name of a group and the domain.
+const GROUPS: &str = ".groups";
+/// Addresses in one answer. A query from a forged source must not make a far longer answer.
+const MAX_ADDRESSES: usize = 8;
+/// In seconds, as Go Nebula: addresses belong to certificates, so they rarely change.
+const PLAIN_TTL: u32 = 3600;
+/// In seconds, for names of the domain.
+const NAME_TTL: u32 = 60;
+/// In seconds: hosts come and go.
+const GROUP_TTL: u32 = 10;
+
+#[cfg(test)]
+mod tests {
+    use super::super::message::tests::query;
+    use super::*;
+
+    const A: RecordType = RecordType::A;
+    const AAAA: RecordType = RecordType::AAAA;
+
+    fn host(name: &str, addresses: &[&str], groups: &[&str]) -> Host {
+        let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
+        Host { name: name.to_owned(), addresses, groups: groups.iter().map(|&group| group.to_owned()).collect() }
+    }
+
+    fn records(domain: Option<&str>) -> Records {
+        let one = host("One", &["10.0.0.1", "fd00::1", "10.0.0.9"], &["Web", "team:a"]);
+        Records::new(domain.map(str::to_owned), [one, host("two.x", &["10.0.0.2"], &["web"])].into_iter())
+    }
+
+    fn addresses(texts: &[&str], ttl: u32) -> Answer {
+        Answer::addresses(texts.iter().map(|text| text.parse().unwrap()), ttl)
+    }
+
+    #[test]
+    fn names_have_the_first_address_of_each_family_and_no_other_types() {
+        let records = records(None);
+        let answer = |name: &str, kind| records.answer(&query(name, kind));
+        assert_eq!(answer("oNe", A), addresses(&["10.0.0.1"], 3600));
+        assert_eq!(answer("one", AAAA), addresses(&["fd00::1"], 3600));
+        assert_eq!(answer("two.x", AAAA), addresses(&[], 3600));
+        assert_eq!(answer("two.x", RecordType::MX), Answer::NO_SUCH_NAME);
+        assert_eq!(answer("two", A), Answer::NO_SUCH_NAME);
+        assert_eq!(answer("", A), Answer::NO_SUCH_NAME);
+        assert_eq!(answer("web.groups", A), Answer::NO_SUCH_NAME);
+    }
+
+    #[test]
+    fn a_domain_adds_names_and_groups_below_it_and_takes_nothing_away() {
+        let records = records(Some("nebula.internal"));
+        let answer = |name: &str, kind| records.answer(&query(name, kind));
+        assert_eq!(answer("one", A), addresses(&["10.0.0.1"], 3600));
+        assert_eq!(answer("ONE.nebula.Internal", A), addresses(&["10.0.0.1"], 60));
+        assert_eq!(answer("two.x.nebula.internal", A), addresses(&["10.0.0.2"], 60));
+        for wrong in [
+            "nebula.internal",
+            ".nebula.internal",
+            "onenebula.internal",
+            "three.nebula.internal",
+            "groups.nebula.internal",
+        ] {
+            assert_eq!(answer(wrong, A), Answer::NO_SUCH_NAME, "{wrong}");
+        }
+        assert_eq!(answer("one.nebula.internal", RecordType::HTTPS), Answer::NOTHING);
+        let (first, second) = (answer("web.groups.nebula.internal", A), answer("web.groups.nebula.internal", A));
+        assert_eq!(first, addresses(&["10.0.0.1", "10.0.0.2"], 10));
+        assert_eq!(second, addresses(&["10.0.0.2", "10.0.0.1"], 10), "they take turns");
+        assert_eq!(answer("team:a.groups.nebula.internal", AAAA), addresses(&["fd00::1"], 10));
+        assert_eq!(records.address("two.x.nebula.internal"), Some("10.0.0.2".parse().unwrap()));
+    }
+
+    #[test]
+    fn every_address_has_a_name_which_is_in_the_domain_if_there_is_one() {
+        let name = |records: &Records, name| records.answer(&query(name, RecordType::PTR));
+        let reverse = "9.0.0.10.in-addr.arpa";
+        assert_eq!(name(&records(None), reverse), Answer::name("one", 60));
+        assert_eq!(name(&records(Some("n.internal")), reverse), Answer::name("one.n.internal", 60));
+        assert_eq!(name(&records(None), "8.0.0.10.in-addr.arpa"), Answer::NO_SUCH_NAME);
+        assert_eq!(name(&records(None), "one"), Answer::NO_SUCH_NAME);
+    }
+
+    #[test]
+    fn an_answer_has_eight_addresses_at_most() {
+        let hosts = (1..=20).map(|n| host(&format!("h{n}"), &[&format!("10.0.0.{n}")], &["web"]));
+        let records = Records::new(Some("n".to_owned()), hosts);
+        assert_eq!(records.answer(&query("web.groups.n", A)).data.len(), 8);
+    }
+}
