@@ -38,7 +38,7 @@ pub use findings::{Invalid, Refusals, Refused, Remark};
 pub use hosts::{HostTarget, NameFamily, StaticHosts};
 pub use listen::Listen;
 pub use logging::{LogFormat, LogLevel, Logging};
-pub use operation::{ControlPath, Operation};
+pub use operation::{ControlPath, Operation, Whois};
 pub use pki::Pki;
 pub use places::Places;
 pub use resolver::Resolver;

@@ -12,6 +12,8 @@ use super::{Refused, Value};
 pub struct Operation {
     /// Path of the control socket.
     pub control: ControlPath,
+    /// The socket that tells other programs who has an address.
+    pub whois: Option<Whois>,
     /// Interval at which the configuration's files are checked for changes; `None`: changes wait for SIGHUP.
     pub watch: Option<Duration>,
     /// Whether threads that carry bulk traffic are scheduled before other programs.
@@ -20,6 +22,15 @@ pub struct Operation {
     pub user: Option<String>,
     /// Folder of the files that this host enrolled with (`pki.enrolment`); `None`: somebody else renews the certificate.
     pub enrolment: Option<PathBuf>,
+}
+
+/// A socket that answers `whois` only.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Whois {
+    /// Path of the socket.
+    pub path: PathBuf,
+    /// Who may use it: a name in `/etc/group`, or a number; `None`: everybody.
+    pub group: Option<String>,
 }
 
 /// Where the control socket is.
@@ -41,25 +52,31 @@ impl Operation {
             Some(Value::Bool(false)) => ControlPath::Off,
             Some(_) => match section.string(CONTROL).filter(|path| !path.is_empty()) {
                 None => ControlPath::Off,
-                Some(path) if path.starts_with('/') && path.len() <= MAX_PATH_BYTES => ControlPath::At(path.into()),
-                Some(path) => {
-                    let cause = format!(
-                        "{CONTROL}: {path:?} is no absolute path of at most {MAX_PATH_BYTES} bytes, true or false"
-                    );
-                    return Err(Refused::new("Unsupported configuration", cause).at(CONTROL));
-                }
+                Some(path) => ControlPath::At(socket_path(CONTROL, &path, ", true or false")?),
             },
         };
+        let text = |key: &str| section.string(key).filter(|text| !text.is_empty());
+        let whois = text(WHOIS).map(|path| socket_path(WHOIS, &path, "")).transpose()?;
+        let whois = whois.map(|path| Whois { path, group: text("daemon.whois_group") });
         let watch = section.duration(WATCH, Duration::ZERO);
         let watch = (!watch.is_zero()).then(|| watch.max(MIN_WATCH_INTERVAL));
-        let user = section.string("daemon.user").filter(|user| !user.is_empty());
-        let enrolment = section.string("pki.enrolment").filter(|path| !path.is_empty());
-        let enrolment = enrolment.map(|path| folder_of(path.as_ref()));
-        Ok(Self { control, watch, raise_priority: section.boolean("daemon.raise_priority", true), user, enrolment })
+        let raise_priority = section.boolean("daemon.raise_priority", true);
+        let enrolment = text("pki.enrolment").map(|path| folder_of(path.as_ref()));
+        Ok(Self { control, whois, watch, raise_priority, user: text("daemon.user"), enrolment })
     }
 }
 
+/// `others` are what else the key accepts.
+fn socket_path(key: &str, path: &str, others: &str) -> Result<PathBuf, Refused> {
+    if path.starts_with('/') && path.len() <= MAX_PATH_BYTES {
+        return Ok(path.into());
+    }
+    let cause = format!("{key}: {path:?} is no absolute path of at most {MAX_PATH_BYTES} bytes{others}");
+    Err(Refused::new("Unsupported configuration", cause).at(key))
+}
+
 const CONTROL: &str = "daemon.control_socket";
+const WHOIS: &str = "daemon.whois_socket";
 const WATCH: &str = "daemon.watch_files";
 // Size of `sun_path` without the terminating zero.
 const MAX_PATH_BYTES: usize = 107;
@@ -71,6 +88,14 @@ mod tests {
 
     fn read(text: &str) -> Result<Operation, Refused> {
         Operation::read(&Section::new(&super::super::parse(text).unwrap()))
+    }
+
+    #[test]
+    fn the_socket_for_whois_has_a_path_and_perhaps_a_group() {
+        assert_eq!(read("daemon: {whois_group: web}").unwrap().whois, None);
+        let whois = read("daemon: {whois_socket: /run/w.sock, whois_group: web}").unwrap().whois;
+        assert_eq!(whois, Some(Whois { path: "/run/w.sock".into(), group: Some("web".to_owned()) }));
+        assert_eq!(read("daemon: {whois_socket: w.sock}").unwrap_err().key, WHOIS);
     }
 
     #[test]

@@ -74,6 +74,20 @@ impl Account {
     }
 }
 
+/// The id of a group in `/etc/group`, or a number.
+///
+/// # Errors
+/// Returns an error if there is no such group. A static program cannot ask any other group database (NSS).
+pub(crate) fn group(name: &str) -> io::Result<Gid> {
+    if let Some(number) = id(name) {
+        return Ok(Gid::from_raw(number));
+    }
+    let groups = read("/etc/group")?;
+    let found = groups.lines().map(|line| line.split(':').collect::<Vec<_>>()).find(|fields| fields[0] == name);
+    let number = found.and_then(|fields| id(fields.get(2)?));
+    number.map(Gid::from_raw).ok_or_else(|| io::Error::other(format!("/etc/group has no group {name:?}")))
+}
+
 /// Returns those of `files` that exist but that this process may not read.
 pub(crate) fn unreadable(files: Vec<PathBuf>) -> Vec<PathBuf> {
     let is_refused =

@@ -139,9 +139,9 @@ impl Loaded {
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         let listen = listen_address(&settings.listen)?;
         // While this is the only thread: with a second one, registering for membarrier(2) waits 10 ms in the kernel.
-        // `_file` removes the control socket when this function returns, for whatever reason.
+        // `_files` removes the control sockets when this function returns, for whatever reason.
         let repairs = Arc::new(Repairs::default());
-        let Opened { driver, device, link, repair, controls, control, file: _file, udp } =
+        let Opened { driver, device, link, repair, controls, control, files: _files, udp } =
             open(&settings, listen, &repairs)?;
         log_start(&settings, &device, udp);
         let handle = driver.handle();
@@ -248,8 +248,8 @@ struct Opened {
     link: Option<OverlayLink>,
     repair: Option<LinkRepair>,
     controls: Vec<SocketControl>,
-    control: Option<ControlSocket>,
-    file: Option<SocketFile>,
+    control: Vec<ControlSocket>,
+    files: Vec<SocketFile>,
     udp: SocketAddr,
 }
 
@@ -297,7 +297,14 @@ fn open(settings: &Settings, listen: SocketAddr, repairs: &Arc<Repairs>) -> Resu
         link.configure(&Namespace::Own).map_err(|error| Error::Running(error.to_string()))?;
     }
     let name = instance_name(settings, &device);
-    let (control, file) = ControlSocket::open(&settings.operation.control, &name, user.as_ref()).unzip();
+    let mut sockets_of_files = Vec::from_iter(ControlSocket::open(&settings.operation.control, &name, user.as_ref()));
+    if let Some(whois) = &settings.operation.whois {
+        let opened = ControlSocket::open_identities(whois, user.as_ref());
+        let cause = |error| format!("{}: {}", whois.path.display(), errno::text(&error));
+        let message = "Failed to open daemon.whois_socket";
+        sockets_of_files.push(opened.map_err(|error| Error::Start { message, cause: cause(error) })?);
+    }
+    let (control, files) = sockets_of_files.into_iter().unzip();
     if let Some(user) = &user {
         // Must precede any other thread, so that every thread inherits the user and capabilities of this one.
         user.assume(kept_capabilities(settings)).map_err(become_user)?;
@@ -311,7 +318,7 @@ fn open(settings: &Settings, listen: SocketAddr, repairs: &Arc<Repairs>) -> Resu
     // The file was checked when it was read, and names in it are looked up later.
     options.check_config = false;
     let driver = Driver::start(config, tun, sockets, options).map_err(|error| Error::Running(with_causes(&error)))?;
-    Ok(Opened { driver, device, link, repair, controls, control, file, udp: bound })
+    Ok(Opened { driver, device, link, repair, controls, control, files, udp: bound })
 }
 
 /// Logs an error for every other interface in this overlay's network: both share its route, so packets for one of them

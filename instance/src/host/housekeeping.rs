@@ -22,7 +22,7 @@ use crate::metrics::Metrics;
 #[derive(Debug)]
 pub(crate) struct Housekeeping {
     pub(crate) signals: Arrived,
-    pub(crate) control: Option<ControlSocket>,
+    pub(crate) control: Vec<ControlSocket>,
     pub(crate) service: Arc<ControlService>,
     pub(crate) reloader: Arc<Mutex<Reloader>>,
     pub(crate) metrics: Arc<Metrics>,
@@ -69,9 +69,7 @@ impl Housekeeping {
             }
             // After a reload by SIGHUP, which may change the link as well.
             self.repair_link().inspect_err(|DeviceGone| self.handle.stop())?;
-            if let Some(control) = &self.control {
-                control.admit(&self.service);
-            }
+            self.control.iter().for_each(|control| control.admit(&self.service));
             if check_due.is_some_and(|due| now() >= due) {
                 last_check = now();
                 // A reload by signal, `nebula ctl` or renewal has read what is there already.

@@ -46,8 +46,9 @@ impl Pair {
         );
         let settings = format!(
             "listen: {{host: 127.0.0.1}}\nstatic_host_map: {{10.42.0.1: ['127.0.0.1:{port}']}}\n\
-             lighthouse: {{hosts: [10.42.0.1], interval: 1}}\ndaemon: {{control_socket: {}}}\n{rules}",
-            at("client")
+             lighthouse: {{hosts: [10.42.0.1], interval: 1}}\ndaemon: {{control_socket: {}, whois_socket: {}}}\n{rules}",
+            at("client"),
+            at("whois")
         );
         let client = network.start(&ours(), "client", &["10.42.0.7/16"], &settings);
         let pair = Self { _network: network, _lighthouse: lighthouse, client, sockets, settings };
@@ -86,6 +87,31 @@ fn ctl(socket: &Path, words: &[&str]) -> (i32, String, String) {
     let Output { status, stdout, stderr } =
         Command::new(ours()).arg("ctl").arg("--socket").arg(socket).args(words).output().unwrap();
     (status.code().unwrap(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+}
+
+#[test]
+fn other_programs_learn_who_has_an_address_and_nothing_else() {
+    let pair = Pair::start();
+    let mode = |of: &str| std::fs::metadata(pair.socket(of)).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode("client"), mode("whois")), (0o600, 0o666), "without a group, everybody may ask");
+    for socket in ["client", "whois"] {
+        let peer = pair.json(socket, &["whois", "10.42.0.1:49152"]).unwrap();
+        assert_eq!(
+            (&peer["name"], &peer["addresses"][0], &peer["own"]),
+            (&"lighthouse".into(), &"10.42.0.1".into(), &false.into())
+        );
+        assert_eq!(peer["fingerprint"].as_str().unwrap().len(), 64);
+        assert!(pair.ctl(socket, &["whois", "10.42.0.7"]).1.contains("client (this host)"));
+        let (code, _, stderr) = pair.ctl(socket, &["whois", "10.42.9.9"]);
+        assert!(
+            code == 1 && stderr.contains("no host of the overlay with a tunnel has the address 10.42.9.9"),
+            "{stderr}"
+        );
+    }
+    for words in [&["peers"][..], &["reload"], &["close", "lighthouse"], &["log-level", "debug"]] {
+        let (code, _, stderr) = pair.ctl("whois", words);
+        assert!(code == 1 && stderr.contains("answers whois only"), "{words:?}: {stderr}");
+    }
 }
 
 #[test]

@@ -34,6 +34,11 @@ pub(crate) enum Command {
     },
     /// List the peers with a tunnel.
     Peers,
+    /// Say who has an overlay address: name, groups and issuer of the certificate that its packets come with.
+    Whois {
+        /// `ADDRESS[:PORT]`, as programs print the other end of a connection.
+        address: String,
+    },
     /// Show the tunnels with a peer, its certificate, and what is known about where it is.
     Tunnel {
         /// Overlay address, or name of a peer with a tunnel.
@@ -85,6 +90,7 @@ impl Command {
             Self::Doctor => json!({"command": "doctor"}),
             Self::Why { peer } => json!({"command": "why", "peer": peer}),
             Self::Peers => json!({"command": "peers"}),
+            Self::Whois { address } => json!({"command": "whois", "address": address}),
             Self::Tunnel { peer } => json!({"command": "tunnel", "peer": peer}),
             Self::Close { peer, quietly } => json!({"command": "close", "peer": peer, "quietly": quietly}),
             Self::Query { peer } => json!({"command": "query", "peer": peer}),

@@ -12,6 +12,7 @@ pub(crate) fn readable(command: &Command, answer: &Value, findings: &[Finding]) 
         Command::Doctor => diagnosis(findings),
         Command::Why { .. } => doctor::state(answer) + &diagnosis(findings),
         Command::Peers => peers(answer),
+        Command::Whois { .. } => identity(answer),
         Command::Tunnel { .. } => tunnel(answer),
         Command::Close { .. } => format!("closed {} tunnel(s)\n", show(&answer["closed"])),
         Command::Query { .. } => whereabouts(answer),
@@ -63,6 +64,17 @@ fn status(answer: &Value) -> String {
         ("log level", show(&answer["log_level"])),
         ("version", format!("{} (pid {})", show(&answer["version"]), show(&answer["pid"]))),
         ("uptime", answer["uptime_seconds"].as_i64().map_or_else(|| "-".to_owned(), span)),
+    ])
+}
+
+fn identity(answer: &Value) -> String {
+    let name = show(&answer["name"]);
+    fields(&[
+        ("name", if answer["own"] == true { format!("{name} (this host)") } else { name }),
+        ("addresses", list(&answer["addresses"])),
+        ("groups", list(&answer["groups"])),
+        ("issuer", show(&answer["issuer"])),
+        ("fingerprint", show(&answer["fingerprint"])),
     ])
 }
 

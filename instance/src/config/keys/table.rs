@@ -391,6 +391,20 @@ pub(super) const KEYS: &[Key] = &[
          the usual one is left out silently where its folder cannot be made",
     ),
     key(
+        "daemon.whois_socket",
+        Text,
+        "none",
+        OnStart,
+        "unix socket that tells other programs who has an address, and answers nothing else (not in Go): an absolute path",
+    ),
+    key(
+        "daemon.whois_group",
+        Text,
+        "everybody",
+        OnStart,
+        "who may use that socket (not in Go): a group in /etc/group, or its number",
+    ),
+    key(
         "daemon.raise_priority",
         Boolean,
         "true",

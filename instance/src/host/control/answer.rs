@@ -42,6 +42,19 @@ pub(super) fn certificate(certificate: &Certificate, now: UnixTime) -> Value {
     document
 }
 
+/// Who a host is. `is_own` says whether it is this one.
+pub(super) fn identity(certificate: &Certificate, is_own: bool) -> Value {
+    json!({
+        "name": certificate.name(),
+        "addresses": texts(certificate.networks().iter().map(ipnet::IpNet::addr)),
+        "groups": certificate.groups(),
+        "issuer": text(certificate.issuer()),
+        "fingerprint": certificate.fingerprint().to_string(),
+        "not_after": certificate.not_after(),
+        "own": is_own,
+    })
+}
+
 fn told(endpoints: &[SocketAddr], relays: &[IpAddr]) -> Value {
     json!({ "endpoints": texts(endpoints), "relays": texts(relays) })
 }

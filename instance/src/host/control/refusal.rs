@@ -23,6 +23,12 @@ pub(crate) enum Refusal {
     NoTunnel(String),
     #[error("no peer with a tunnel is named {0}; others go by address")]
     UnknownPeer(String),
+    #[error(
+        "no host of the overlay with a tunnel has the address {0}; one behind a gateway has no identity of its own"
+    )]
+    Nobody(std::net::IpAddr),
+    #[error("this socket answers whois only; the others need the control socket")]
+    OnlyIdentities,
     #[error("this node has no certificate")]
     NoCertificate,
     #[error("the node is ending")]

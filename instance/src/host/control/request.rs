@@ -1,5 +1,7 @@
 //! The requests that the control socket accepts.
 
+use std::net::{IpAddr, SocketAddr};
+
 use serde_json::Value;
 
 use super::flow::Flow;
@@ -20,6 +22,7 @@ pub(crate) enum Request {
     Trace(Flow),
     Doctor,
     Why { peer: String },
+    Whois { address: IpAddr },
 }
 
 impl Request {
@@ -43,9 +46,16 @@ impl Request {
             "trace" => Flow::read(needed("protocol")?, text("source"), needed("destination")?).map(Self::Trace),
             "doctor" => Ok(Self::Doctor),
             "why" => Ok(Self::Why { peer: peer()? }),
+            "whois" => Ok(Self::Whois { address: address(needed("address")?)? }),
             other => Err(Refusal::UnknownCommand(other.to_owned())),
         }
     }
+}
+
+/// The address of a connection's other end, as programs print it. A dual-stack socket prints IPv4 as IPv6.
+fn address(text: &str) -> Result<IpAddr, Refusal> {
+    let address = text.parse::<SocketAddr>().map(|end| end.ip()).or_else(|_| text.parse::<IpAddr>());
+    address.map(|address| address.to_canonical()).map_err(|_| Refusal::NotAnAddress(text.to_owned()))
 }
 
 fn level(text: &str) -> Result<LogLevel, Refusal> {
@@ -67,12 +77,17 @@ mod tests {
             (json!({"command": "dance"}), "there is no command dance"),
             (json!({"command": "log-level", "level": "loud"}), "unknown log level loud"),
             (json!({"command": "trace", "protocol": "tcp"}), "destination is missing"),
+            (json!({"command": "whois", "address": "web-1"}), "web-1 is no address"),
         ] {
             let found = Request::read(&object).unwrap_err().to_string();
             assert!(found.starts_with(error), "{found}");
         }
         let close = json!({"command": "close", "peer": "a", "quietly": true});
         assert_eq!(Request::read(&close), Ok(Request::Close { peer: "a".to_owned(), quietly: true }));
+        for end in ["10.42.0.9", "10.42.0.9:443", "[::ffff:10.42.0.9]:443"] {
+            let whois = json!({"command": "whois", "address": end});
+            assert_eq!(Request::read(&whois), Ok(Request::Whois { address: [10, 42, 0, 9].into() }), "{end}");
+        }
         let level = json!({"command": "log-level", "level": "DEBUG"});
         assert_eq!(Request::read(&level), Ok(Request::LogLevel(Some(LogLevel::Debug))));
     }

@@ -60,6 +60,7 @@ impl ControlService {
             Request::Trace(flow) => self.trace(&flow),
             Request::Doctor => Ok(self.doctor()),
             Request::Why { peer } => self.why(&peer),
+            Request::Whois { address } => self.whois(address),
         }
     }
 
@@ -200,6 +201,19 @@ impl ControlService {
     fn why(&self, peer: &str) -> Answered {
         let (address, _) = self.find(peer)?;
         Ok(self.told(|sources| sources.about(address)))
+    }
+
+    /// The verified identity of the host with this address: packets from it come through its tunnel only.
+    fn whois(&self, address: IpAddr) -> Answered {
+        let tunnels = self.handle.tunnels();
+        let peer = tunnels.iter().find(|tunnel| tunnel.primary && tunnel.peer.contains(&address));
+        if let Some(certificate) = peer.and_then(|peer| self.handle.certificate(peer.local_index)) {
+            return Ok(answer::identity(&certificate, false));
+        }
+        let reloader = self.reloader();
+        let own = reloader.settings().pki.as_ref().map(|pki| pki.identity.primary());
+        let own = own.filter(|own| own.networks().iter().any(|network| network.addr() == address));
+        own.map(|own| answer::identity(own, true)).ok_or(Refusal::Nobody(address))
     }
 
     /// Collecting takes seconds, so the lock is not held meanwhile.

@@ -1,8 +1,9 @@
 //! The listening socket, its file, and the connections of its clients.
 
+use std::fs::Permissions;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,8 +15,8 @@ use serde_json::{Value, json};
 use super::ControlService;
 use super::refusal::Refusal;
 use super::request::Request;
-use crate::config::ControlPath;
-use crate::host::account::Account;
+use crate::config::{ControlPath, Whois};
+use crate::host::account::{self, Account};
 use crate::linux::memory;
 use crate::listener::deadline::DeadlineStream;
 
@@ -23,8 +24,17 @@ use crate::listener::deadline::DeadlineStream;
 #[derive(Debug)]
 pub(crate) struct ControlSocket {
     listener: UnixListener,
+    serves: Serves,
     /// Reference-counted: one reference per client, plus this one.
     clients: Arc<()>,
+}
+
+/// Which requests a socket answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Serves {
+    Everything,
+    /// Who has an address, for programs that are not this daemon's.
+    Identities,
 }
 
 /// The file of a control socket, removed on drop. It is separate from the socket because the socket's thread may still
@@ -46,7 +56,7 @@ impl ControlSocket {
             ControlPath::At(path) => (path.clone(), None),
             ControlPath::Usual => (Path::new(FOLDER).join(file_name(name)), Some(Path::new(FOLDER))),
         };
-        let opened = Self::bind(&path, folder);
+        let opened = Self::bind(&path, folder, Serves::Everything);
         match &opened {
             Ok((_, file)) => {
                 tracing::info!(path = %path.display(), "Control socket is open");
@@ -62,7 +72,23 @@ impl ControlSocket {
         opened.ok()
     }
 
-    fn bind(path: &Path, folder: Option<&Path>) -> io::Result<(Self, SocketFile)> {
+    /// Opens the socket that answers `whois` to the members of a group.
+    ///
+    /// # Errors
+    /// Returns an error if the socket cannot be made or given to the group; nobody could use it.
+    pub(crate) fn open_identities(whois: &Whois, owner: Option<&Account>) -> io::Result<(Self, SocketFile)> {
+        let group = whois.group.as_deref().map(account::group).transpose()?;
+        let (socket, file) = Self::bind(&whois.path, None, Serves::Identities)?;
+        if let Some(owner) = owner {
+            file.give_to(owner)?;
+        }
+        nix::unistd::chown(&file.path, None, group)?;
+        std::fs::set_permissions(&file.path, Permissions::from_mode(if group.is_some() { 0o660 } else { 0o666 }))?;
+        tracing::info!(path = %file.path.display(), group = whois.group, "Socket for whois is open");
+        Ok((socket, file))
+    }
+
+    fn bind(path: &Path, folder: Option<&Path>, serves: Serves) -> io::Result<(Self, SocketFile)> {
         let made = folder.filter(|folder| std::fs::DirBuilder::new().mode(0o755).create(folder).is_ok());
         remove_stale(path)?;
         // With a chmod after the bind, any user could connect in between.
@@ -72,7 +98,7 @@ impl ControlSocket {
         let listener = listener?;
         let file = SocketFile { path: path.to_owned(), folder: made.map(Path::to_owned) };
         listener.set_nonblocking(true)?;
-        Ok((Self { listener, clients: Arc::new(()) }, file))
+        Ok((Self { listener, serves, clients: Arc::new(()) }, file))
     }
 
     /// Accepts the next client, if any, and answers it on a separate thread.
@@ -83,9 +109,9 @@ impl ControlSocket {
             let _ = stream.set_nonblocking(true).and_then(|()| (&stream).write_all(BUSY));
             return;
         }
-        let (service, place) = (Arc::clone(service), Arc::clone(&self.clients));
+        let (service, place, serves) = (Arc::clone(service), Arc::clone(&self.clients), self.serves);
         let body = move || {
-            if let Err(error) = converse(&stream, |request| service.answer(request)) {
+            if let Err(error) = converse(&stream, |request| service.answer(serves.admit(request)?)) {
                 tracing::debug!(%error, "A client of the control socket went away");
             }
             drop(stream);
@@ -96,6 +122,15 @@ impl ControlSocket {
         let started = std::thread::Builder::new().name("control".to_owned()).stack_size(STACK_BYTES).spawn(body);
         if let Err(error) = started {
             tracing::warn!(%error, "Cannot answer on the control socket");
+        }
+    }
+}
+
+impl Serves {
+    fn admit(self, request: Request) -> Result<Request, Refusal> {
+        match (self, &request) {
+            (Self::Everything, _) | (Self::Identities, Request::Whois { .. }) => Ok(request),
+            (Self::Identities, _) => Err(Refusal::OnlyIdentities),
         }
     }
 }
@@ -201,29 +236,29 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.sock");
         std::fs::write(&path, "a file").unwrap();
-        assert!(ControlSocket::bind(&path, None).is_err());
+        assert!(ControlSocket::bind(&path, None, Serves::Everything).is_err());
         std::fs::remove_file(&path).unwrap();
-        let first = ControlSocket::bind(&path, None).unwrap();
+        let first = ControlSocket::bind(&path, None, Serves::Everything).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(ControlSocket::bind(&path, None).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(ControlSocket::bind(&path, None, Serves::Everything).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         assert!(path.exists(), "the refused one left it alone");
         drop(first);
         assert!(!path.exists());
         // As after SIGKILL: the file remains.
         drop(UnixListener::bind(&path).unwrap());
-        assert!(ControlSocket::bind(&path, None).is_ok());
+        assert!(ControlSocket::bind(&path, None, Serves::Everything).is_ok());
     }
 
     #[test]
     fn a_folder_that_was_made_goes_with_its_last_socket() {
         let folder = tempfile::tempdir().unwrap();
         let own = folder.path().join("nebula");
-        let first = ControlSocket::bind(&own.join("a.sock"), Some(&own)).unwrap();
-        let second = ControlSocket::bind(&own.join("b.sock"), Some(&own)).unwrap();
+        let first = ControlSocket::bind(&own.join("a.sock"), Some(&own), Serves::Everything).unwrap();
+        let second = ControlSocket::bind(&own.join("b.sock"), Some(&own), Serves::Everything).unwrap();
         drop(first);
         assert!(own.exists(), "another instance uses it");
         drop(second);
-        let third = ControlSocket::bind(&own.join("a.sock"), Some(&own)).unwrap();
+        let third = ControlSocket::bind(&own.join("a.sock"), Some(&own), Serves::Everything).unwrap();
         drop(third);
         assert!(own.exists(), "who did not make it leaves it");
     }
@@ -258,6 +293,18 @@ mod tests {
         }
         let refused = exchange(b"{\"command\":\"status\"}\n", |_| Err(Refusal::Reload("no".to_owned()))).unwrap();
         assert_eq!(refused, json!({"error": "no"}));
+    }
+
+    #[test]
+    fn a_socket_for_identities_answers_nothing_else() {
+        let whois = || Request::Whois { address: [10, 42, 0, 7].into() };
+        for serves in [Serves::Everything, Serves::Identities] {
+            assert_eq!(serves.admit(whois()), Ok(whois()));
+        }
+        assert_eq!(Serves::Everything.admit(Request::Reload), Ok(Request::Reload));
+        for request in [Request::Reload, Request::Peers, Request::LogLevel(None), Request::Doctor] {
+            assert_eq!(Serves::Identities.admit(request), Err(Refusal::OnlyIdentities));
+        }
     }
 
     #[test]

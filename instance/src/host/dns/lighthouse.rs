@@ -11,7 +11,7 @@ use nebula_core::io::Handle;
 
 use super::message::{Answer, Query};
 use super::records::{Host, Records};
-use super::server::{Answering, Server, Sockets};
+use super::server::{Responder, Server, Sockets};
 use crate::config::{Dns, Settings};
 use crate::linux::clock;
 use crate::names;
@@ -98,7 +98,7 @@ struct Lighthouse<P> {
     recent: Mutex<Option<(Instant, Arc<Records>)>>,
 }
 
-impl<P: Peers> Answering for Lighthouse<P> {
+impl<P: Peers> Responder for Lighthouse<P> {
     async fn answer(&self, query: &Query, from: IpAddr) -> Answer {
         if query.kind == RecordType::TXT { self.certificate(query, from) } else { self.records().answer(query) }
     }

@@ -53,7 +53,7 @@ impl Registration {
 
     /// For a resolver that ends while the device stays.
     pub(super) fn revert(&self) {
-        if let Err(error) = resolvectl("revert", &[self.device.clone()]) {
+        if let Err(error) = resolvectl("revert", std::slice::from_ref(&self.device)) {
             tracing::debug!(%error, "Could not take the overlay's names from systemd-resolved");
         }
     }

@@ -18,7 +18,7 @@ use ipnet::IpNet;
 use super::message::{Answer, Query};
 use super::resolved::Registration;
 use super::reverse;
-use super::server::{Answering, Server, Sockets};
+use super::server::{Responder, Server, Sockets};
 use crate::config::{Resolver, Settings};
 use crate::linux::clock;
 
@@ -114,7 +114,7 @@ fn name_server(server: SocketAddr) -> NameServerConfig {
     NameServerConfig::new(server.ip(), false, connections.into())
 }
 
-impl Answering for Lighthouses {
+impl Responder for Lighthouses {
     async fn answer(&self, query: &Query, from: IpAddr) -> Answer {
         if !self.is_ours(&query.name) || !self.serves(from) {
             return Answer::REFUSED;
@@ -209,7 +209,7 @@ mod tests {
     /// A lighthouse that knows one name, and counts queries. Its answers must not be kept.
     struct Knows(&'static str, Arc<AtomicUsize>);
 
-    impl Answering for Knows {
+    impl Responder for Knows {
         async fn answer(&self, query: &Query, _from: IpAddr) -> Answer {
             self.1.fetch_add(1, Ordering::Relaxed);
             let address = [10, 42, 0, 7].into();

@@ -21,7 +21,7 @@ pub(crate) struct Server {
 }
 
 /// What a server answers.
-pub(super) trait Answering: Send + Sync + 'static {
+pub(super) trait Responder: Send + Sync + 'static {
     fn answer(&self, query: &Query, from: IpAddr) -> impl Future<Output = Answer> + Send;
 }
 
@@ -59,14 +59,14 @@ impl Server {
     /// Returns an error if no thread can be started.
     pub(super) fn start(
         sockets: Sockets,
-        answering: impl Answering,
+        responder: impl Responder,
         before: impl FnOnce() + Send + 'static,
         after: impl FnOnce() + Send + 'static,
     ) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let running = until_stopped::spawn("dns", move |stopped| {
             before();
-            if let Err(error) = runtime.block_on(serve(sockets, Arc::new(answering), stopped)) {
+            if let Err(error) = runtime.block_on(serve(sockets, Arc::new(responder), stopped)) {
                 tracing::error!(%error, "The DNS server ended");
             }
             after();
@@ -75,7 +75,7 @@ impl Server {
     }
 }
 
-async fn serve(sockets: Sockets, answering: Arc<impl Answering>, stopped: Stopped) -> io::Result<()> {
+async fn serve(sockets: Sockets, responder: Arc<impl Responder>, stopped: Stopped) -> io::Result<()> {
     let udp = Arc::new(UdpSocket::from_std(sockets.udp)?);
     let tcp = sockets.tcp.map(TcpListener::from_std).transpose()?;
     let stopped = stopped.into_async()?;
@@ -91,7 +91,7 @@ async fn serve(sockets: Sockets, answering: Arc<impl Answering>, stopped: Stoppe
                 // One more is dropped, and its client asks again.
                 Ok((length, from)) if queries.len() < MAX_QUERIES => {
                     if let Some(query) = Query::parse(&datagram[..length]) {
-                        queries.spawn(answer_datagram(Arc::clone(&udp), Arc::clone(&answering), query, from));
+                        queries.spawn(answer_datagram(Arc::clone(&udp), Arc::clone(&responder), query, from));
                     }
                 }
                 Ok(_) => {}
@@ -99,7 +99,7 @@ async fn serve(sockets: Sockets, answering: Arc<impl Answering>, stopped: Stoppe
             },
             accepted = accept(tcp.as_ref()), if connections.len() < MAX_CONNECTIONS => match accepted {
                 Ok((stream, from)) => {
-                    connections.spawn(answer_stream(stream, Arc::clone(&answering), from.ip().to_canonical()));
+                    connections.spawn(answer_stream(stream, Arc::clone(&responder), from.ip().to_canonical()));
                 }
                 // Such as no more descriptors.
                 Err(_) => tokio::time::sleep(AFTER_ERROR).await,
@@ -116,8 +116,8 @@ async fn accept(listener: Option<&TcpListener>) -> io::Result<(TcpStream, Socket
     }
 }
 
-async fn answer_datagram(socket: Arc<UdpSocket>, answering: Arc<impl Answering>, query: Query, from: SocketAddr) {
-    let answer = answering.answer(&query, from.ip().to_canonical()).await;
+async fn answer_datagram(socket: Arc<UdpSocket>, responder: Arc<impl Responder>, query: Query, from: SocketAddr) {
+    let answer = responder.answer(&query, from.ip().to_canonical()).await;
     if let Some(reply) = query.reply(&answer, query.max_datagram()) {
         // The client may be gone.
         let _ = socket.send_to(&reply, from).await;
@@ -125,9 +125,9 @@ async fn answer_datagram(socket: Arc<UdpSocket>, answering: Arc<impl Answering>,
 }
 
 /// Answers one query after the other until the client closes, is idle, or sends what is no query.
-async fn answer_stream(mut stream: TcpStream, answering: Arc<impl Answering>, from: IpAddr) {
+async fn answer_stream(mut stream: TcpStream, responder: Arc<impl Responder>, from: IpAddr) {
     while let Ok(Ok(Some(query))) = timeout(IDLE, read_query(&mut stream)).await {
-        let answer = answering.answer(&query, from).await;
+        let answer = responder.answer(&query, from).await;
         let Some(reply) = query.reply(&answer, usize::from(u16::MAX)) else { return };
         let Ok(length) = u16::try_from(reply.len()) else { return };
         let message = [&length.to_be_bytes(), &reply[..]].concat();
@@ -167,7 +167,7 @@ mod tests {
     /// Answers every query by TXT with the same text.
     struct Same(String);
 
-    impl Answering for Same {
+    impl Responder for Same {
         async fn answer(&self, _query: &Query, _from: IpAddr) -> Answer {
             Answer::text(&self.0, 1)
         }
