@@ -182,12 +182,15 @@ const PORTS: &[&str] = &[
     "any", "fragment", "0", "80", "080", " 80", "80-90", "80 - 90", "90-80", "65536", "-1", "1e3", "0x10", "80-", "-",
 ];
 
-/// The keys in the tables of `docs/configuration.md`, except those that Go Nebula does not have.
+/// Keys that Go Nebula does not have, and of which a bad value is refused.
+const OWN_KEYS: [&str; 3] = ["daemon.", "resolver.", "lighthouse.dns.domain"];
+
+/// The keys in the tables of `docs/configuration.md`, except our own.
 fn keys() -> Vec<String> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/configuration.md");
     let text = std::fs::read_to_string(path).unwrap();
     let rows = text.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
-    let keys = rows.map(|(key, _)| key.to_owned()).filter(|key| !key.starts_with("daemon."));
+    let keys = rows.map(|(key, _)| key.to_owned()).filter(|key| !OWN_KEYS.iter().any(|own| key.starts_with(own)));
     keys.filter(|key| key.chars().all(|c| c.is_ascii_lowercase() || c == '_' || c == '.')).collect()
 }
 
