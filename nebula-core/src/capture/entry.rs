@@ -107,3 +107,5 @@ const ESTABLISHED_TIMEOUT: u64 = 86_400_000;
 /// As long as the pod's own kernel keeps the ports of a closed connection.
 const CLOSING_TIMEOUT: u64 = 60_000;
 const RESET_TIMEOUT: u64 = 10_000;
+/// No flow is idle before.
+pub(super) const SHORTEST_TIMEOUT: u64 = RESET_TIMEOUT;

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use super::entry::State;
 use super::fragments::Fragments;
+use super::hash::Key;
 use super::rendezvous::scramble;
 use super::table::Table;
 use super::translation::Translation;
@@ -124,7 +125,8 @@ impl Translations {
     pub(crate) fn is_resumed(&self, current: &Current, wire: &FlowKey, now: Instant) -> bool {
         let now = self.millis(now);
         let mut table = self.lock();
-        table.of_wire(wire).is_some_and(|entry| {
+        let key = table.key(wire);
+        table.of_wire(&key).is_some_and(|entry| {
             entry.state == State::Resumed
                 && !entry.translation.is_own
                 && entry.is_live(now)
@@ -136,13 +138,14 @@ impl Translations {
     pub(crate) fn preview(&self, directory: &dyn Directory, flow: &FlowKey, now: Instant) -> Result<Course, NoCourse> {
         let now = self.millis(now);
         let mut table = self.lock();
-        if let Some(entry) = table.of_original(flow)
+        let key = table.key(flow);
+        if let Some(entry) = table.of_original(&key)
             && entry.is_live(now)
             && entry.stands(directory)
         {
             return Ok(course_of(entry.translation));
         }
-        if let Some(entry) = table.of_wire(flow).filter(|entry| entry.is_live(now) && entry.translation.is_own) {
+        if let Some(entry) = table.of_wire(&key).filter(|entry| entry.is_live(now) && entry.translation.is_own) {
             return Ok(Course::BackToSelf(entry.translation));
         }
         let target = Target::from(flow);
@@ -163,11 +166,13 @@ impl Translations {
     pub(crate) fn back(&self, current: &Current, wire: &FlowKey, now: Instant) -> Option<Translation> {
         let now = self.millis(now);
         let mut table = self.lock();
-        let entry = table.of_wire(wire).filter(|entry| entry.is_live(now) && !entry.translation.is_own)?;
+        let key = table.key(wire);
+        let entry = table.of_wire(&key).filter(|entry| entry.is_live(now) && !entry.translation.is_own)?;
         let translation = entry.translation;
         if entry.version != current.version {
             if !entry.stands(&*current.directory) {
-                table.remove(&translation.original);
+                let original = table.key(&translation.original);
+                table.remove(&original);
                 return None;
             }
             entry.version = current.version;
@@ -181,12 +186,16 @@ impl Translations {
 
     /// The flow that an ICMP error of the pod is about.
     pub(crate) fn of_original(&self, original: &FlowKey) -> Option<Translation> {
-        Some(self.lock().of_original(original)?.translation)
+        let mut table = self.lock();
+        let key = table.key(original);
+        Some(table.of_original(&key)?.translation)
     }
 
     /// The flow that an ICMP error to the pod is about.
     pub(crate) fn of_wire(&self, wire: &FlowKey) -> Option<Translation> {
-        Some(self.lock().of_wire(wire)?.translation)
+        let mut table = self.lock();
+        let key = table.key(wire);
+        Some(table.of_wire(&key)?.translation)
     }
 
     /// Notes flags of a TCP packet in either direction of a translated flow.
@@ -220,12 +229,14 @@ impl Choice<'_> {
         mut is_tracked: impl FnMut(&FlowKey) -> bool,
     ) -> Result<(Course, bool), NoCourse> {
         let flow = self.first.flow;
-        if let Some(course) = self.known(table)? {
+        let key = table.key(flow);
+        if let Some(course) = self.known(table, &key)? {
             return Ok((course, false));
         }
-        let is_taken = match table.of_wire(flow) {
+        let is_taken = match table.of_wire(&key) {
             Some(entry) if !entry.is_live(self.now) => {
                 let original = entry.translation.original;
+                let original = table.key(&original);
                 table.remove(&original);
                 false
             }
@@ -255,7 +266,7 @@ impl Choice<'_> {
             Found::Unknown => return Err(NoCourse::Unknown),
             Found::Refused => return Err(NoCourse::Refused),
         };
-        let free = |wire: &FlowKey| !table.has(wire) && (self.former == Some(*wire) || !is_tracked(wire));
+        let free = |wire: &FlowKey| !table.has(&table.key(wire)) && (self.former == Some(*wire) || !is_tracked(wire));
         let translation = with_free_port(flow, &endpoint, free).ok_or(NoCourse::Full)?;
         let most = self.translations.max_flows.load(Ordering::Relaxed);
         if !table.insert(translation, (endpoint.incarnation, self.current.version), self.now, most) {
@@ -266,18 +277,18 @@ impl Choice<'_> {
     }
 
     /// The course of a flow that is known and may go on. A flow that may not is removed.
-    fn known(&mut self, table: &mut Table) -> Result<Option<Course>, NoCourse> {
-        let First { flow, opens, .. } = self.first;
-        let Some(entry) = table.of_original(flow) else { return Ok(None) };
+    fn known(&mut self, table: &mut Table, key: &Key) -> Result<Option<Course>, NoCourse> {
+        let opens = self.first.opens;
+        let Some(entry) = table.of_original(key) else { return Ok(None) };
         let translation = entry.translation;
         if !entry.is_live(self.now) || opens && entry.is_over() {
             self.former = Some(translation.wire);
-            table.remove(flow);
+            table.remove(key);
             return Ok(None);
         }
         if entry.version != self.current.version && !entry.stands(&*self.current.directory) {
             let is_tcp = entry.is_tcp();
-            table.remove(flow);
+            table.remove(key);
             // The reset ends the connection; the program opens another one, to another endpoint.
             return if is_tcp && !opens { Err(NoCourse::EndpointGone) } else { Ok(None) };
         }
