@@ -191,6 +191,37 @@ mod tests {
     }
 
     #[test]
+    fn flows_spread_also_by_a_table_without_tags() {
+        let mut builder = Builder::new();
+        let endpoint = |text| ServiceEndpoint {
+            address: address(text),
+            port: 8080,
+            state: EndpointState::Ready,
+            is_on_this_node: true,
+        };
+        let endpoints = ["10.244.1.1", "10.244.1.3"].map(endpoint);
+        endpoints.iter().for_each(|endpoint| builder.pod(endpoint.address, 1));
+        let (address, protocol) = (address("10.96.0.1"), TCP);
+        builder.service(ServicePort { address, port: 80, protocol, affinity: None, this_node_only: false }, endpoints);
+        let whole = builder.finish(5);
+        let mut old = whole.clone();
+        // The endpoints are at the end of the table, each with its tag in the last two of eight bytes.
+        let first = old.len() - 2 * 8;
+        old[first..].chunks_mut(8).for_each(|endpoint| endpoint[6..].fill(0));
+        assert_ne!(old, whole);
+        for bytes in [whole, old] {
+            let folder = tempfile::tempdir().unwrap();
+            write(&folder, &bytes);
+            let spec = spec(&folder);
+            let table = TableFile::new(&spec.table).read_newer(None).unwrap();
+            let directory = ClusterDirectory::new(Arc::new(spec), table);
+            let Found::Service(service) = directory.find(&target("10.96.0.1", 80, TCP)) else { panic!("a Service") };
+            let chosen: Vec<_> = (0..64).filter_map(|hash| directory.choose(&service, hash)).collect();
+            assert!(chosen.len() == 64 && chosen.contains(&0) && chosen.contains(&1), "{chosen:?}");
+        }
+    }
+
+    #[test]
     fn without_a_table_nothing_in_the_ranges_is_known() {
         let folder = tempfile::tempdir().unwrap();
         let directory = ClusterDirectory::unknown(Arc::new(spec(&folder)));
