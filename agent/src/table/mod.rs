@@ -197,12 +197,17 @@ async fn follow_directory(shared: Arc<Shared>, host: HostRoot, mut target: watch
                 client.failed();
                 known = Some((now, client));
                 failures += 1;
-                RETRY.saturating_mul(1 << failures.min(5)).min(MAX_PAUSE)
+                pause_after(failures)
             }
             _ => MAX_PAUSE,
         };
         tokio::time::sleep(pause).await;
     }
+}
+
+/// The time until the next question after so many failed ones in a row: 2, 4, 8, 16, then 30 seconds.
+fn pause_after(failures: u32) -> Duration {
+    RETRY.saturating_mul(1 << failures.min(5)).min(MAX_PAUSE)
 }
 
 const RETRY: Duration = Duration::from_secs(1);

@@ -353,6 +353,39 @@ async fn works_on_while_the_api_server_or_the_ca_is_away_and_catches_up() {
     cluster.until("the CA is back", "10.244.2.8", 0, is_enrolled).await;
 }
 
+#[test]
+fn a_directory_that_cannot_be_read_is_asked_for_ever_less_often() {
+    let pauses: Vec<u64> = [1, 2, 3, 4, 5, 6, 100, u32::MAX].map(|failures| pause_after(failures).as_secs()).to_vec();
+    assert_eq!(pauses, [2, 4, 8, 16, 30, 30, 30, 30]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn beside_a_ca_without_a_directory_the_agent_says_what_to_do_and_reads_it_once_the_ca_is_upgraded() {
+    let ca = RealCa::start().await;
+    ca.enrol("web", "10.244.1.7").await;
+    // An older CA answers as this one does below a path that it does not have.
+    let old = Target { url: format!("{}/old", ca.target.url), ..ca.target.clone() };
+    let (target, now) = watch::channel(Some(old));
+    let shared = Arc::<Shared>::default();
+    let follower = tokio::spawn(follow_directory(Arc::clone(&shared), ca.host(), now));
+    let problem = || shared.problems().remove(Input::Directory.name()).map(|(why, _)| why);
+    let is_so = async |what: &str, is_so: &dyn Fn() -> bool| {
+        for _ in 0..3_000 {
+            if is_so() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{what}: {:?}", problem());
+    };
+    is_so("it says what to do", &|| problem().is_some_and(|why| why.contains("upgrade nebula-ca first"))).await;
+    assert!(problem().is_some_and(|why| why.contains("not_found")), "{:?}", problem());
+    assert!(!shared.facts().members.contains_key(&directory::id("uid-web")));
+    target.send_replace(Some(ca.target.clone()));
+    is_so("it reads", &|| problem().is_none() && shared.facts().members.contains_key(&directory::id("uid-web"))).await;
+    follower.abort();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_next_agent_goes_on_where_the_one_before_was_killed() {
     let mut cluster = Cluster::start().await;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 
 use super::format::{HEADER_LEN, MAGIC, MAJOR, MINOR, SECTION_LEN, SECTIONS, SectionKind};
-use super::hash_table::{HashTable, mix};
+use super::hash_table::{HashTable, bucket, mix};
 use super::key_of;
 use super::table::{KIND_ADDRESS, KIND_CLEAR, KIND_EMPTY, KIND_ENROLLED, service_key};
 
@@ -151,19 +151,29 @@ impl Builder {
         }
         file.section(SectionKind::ServiceBuckets, services.starts.iter().map(|start| start.to_le_bytes()));
         file.section::<40>(SectionKind::Services, service_records.into_iter());
-        let endpoint = |(pod, port): (u32, u16)| record(&[&pod.to_le_bytes(), &port.to_le_bytes(), &[0; 2]]);
+        let endpoint =
+            |Listed { pod, port, tag }: Listed| record(&[&pod.to_le_bytes(), &port.to_le_bytes(), &tag.to_le_bytes()]);
         file.section::<8>(SectionKind::Endpoints, listed.into_iter().map(endpoint));
         file.finish()
     }
 }
 
-/// The enrolled endpoints of a service, as (index of the pod, port).
+/// The enrolled endpoints of a service.
 #[derive(Debug, Default)]
 struct Choice {
     /// To choose from.
-    chosen: Vec<(u32, u16)>,
+    chosen: Vec<Listed>,
     /// These only serve the flows they have.
-    serving: Vec<(u32, u16)>,
+    serving: Vec<Listed>,
+}
+
+/// An endpoint as the table lists it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Listed {
+    /// Index of the pod.
+    pod: u32,
+    port: u16,
+    tag: u16,
 }
 
 impl Choice {
@@ -177,8 +187,8 @@ impl Choice {
                 continue;
             }
             match endpoint.state {
-                EndpointState::Ready => self.chosen.push((pod, endpoint.port)),
-                EndpointState::Terminating => self.serving.push((pod, endpoint.port)),
+                EndpointState::Ready => self.chosen.push(Listed { pod, port: endpoint.port, tag: 0 }),
+                EndpointState::Terminating => self.serving.push(Listed { pod, port: endpoint.port, tag: 0 }),
                 EndpointState::NotReady => {}
             }
         }
@@ -188,11 +198,31 @@ impl Choice {
         for group in [&mut self.chosen, &mut self.serving] {
             group.sort_unstable();
             group.dedup();
+            give_tags(group, pods);
         }
         match endpoints {
             [] => KIND_EMPTY,
             _ if has_enrolled => KIND_ENROLLED,
             _ => KIND_CLEAR,
+        }
+    }
+}
+
+/// Gives each endpoint of a group another tag than the others, in an order that does not depend on this table.
+fn give_tags(group: &mut [Listed], pods: &HashTable<u64>) {
+    // The rest of the numbers is for endpoints whose hash another one has.
+    const HASHES: u32 = 1 << 15;
+    let address = |listed: &Listed| pods.entries.get(listed.pod as usize).map_or(0, |((address, _), _)| *address);
+    let hash = |listed: &Listed| bucket(0, (address(listed), listed.port.into()), HASHES);
+    let mut order: Vec<_> =
+        (0..).zip(&*group).map(|(at, listed)| (hash(listed), address(listed), listed.port, at)).collect();
+    order.sort_unstable();
+    let mut least = 1;
+    for (hash, _, _, at) in order {
+        let tag = least.max(hash + 1);
+        least = tag.saturating_add(1);
+        if let Some(listed) = group.get_mut::<usize>(at) {
+            listed.tag = u16::try_from(tag).unwrap_or(u16::MAX);
         }
     }
 }

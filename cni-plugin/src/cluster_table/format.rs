@@ -21,7 +21,7 @@
 //! | 5 sealed ranges | the same | 32 |
 //! | 6 service buckets | u32 | 4 |
 //! | 7 services | address (16), port (2), IP protocol (1), kind (1), first endpoint (4), endpoints to choose from (4), endpoints in all (4), seconds of session affinity or 0 (4), zero (4) | 40 |
-//! | 8 endpoints | index of the pod (4), port (2), zero (2) | 8 |
+//! | 8 endpoints | index of the pod (4), port (2), tag (2) | 8 |
 //!
 //! A key's bucket is its hash modulo the number of buckets, which is a power of two. The hash of a key (address, n) is
 //! `m(m(m(seed ^ high) ^ low) ^ n)`, where `high` and `low` are the halves of the address read as a big-endian number and
@@ -29,7 +29,9 @@
 //!
 //! Kinds of services: 0 has enrolled endpoints; 1 has endpoints, none of them enrolled; 2 has no endpoint; 3 says that the
 //! address is a Service's, with port and protocol 0. The endpoints of a service are its enrolled ones: first those to
-//! choose from, then those that only serve the flows they have, each group ordered by (index of the pod, port).
+//! choose from, then those that only serve the flows they have, each group ordered by (index of the pod, port). A tag, from 1
+//! on, tells an endpoint from the others of its group. It follows from addresses and ports alone, so it stays the same in
+//! later tables: by it an instance chooses the same endpoint for the same flow again. Before minor version 1 it was 0.
 //!
 //! A reader refuses another major version. A minor version may add sections and lengthen records; readers skip both.
 
@@ -38,7 +40,7 @@ pub(super) const MAGIC: [u8; 8] = *b"nebcltbl";
 /// Major version; a reader refuses any other.
 pub const MAJOR: u16 = 1;
 /// Minor version.
-pub const MINOR: u16 = 0;
+pub const MINOR: u16 = 1;
 
 pub(super) const HEADER_LEN: usize = 40;
 pub(super) const SECTION_LEN: usize = 16;

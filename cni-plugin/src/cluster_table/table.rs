@@ -142,6 +142,13 @@ impl Table<'_> {
         Some(Endpoint { address: address_of(record.address(0)), port, incarnation: record.u64(16) })
     }
 
+    /// The tags of the endpoints to choose from, in their order; 0 in a table of an agent that writes none.
+    pub fn tags(&self, service: u32) -> impl Iterator<Item = u16> {
+        let [chosen, _] = self.groups(service).unwrap_or_default();
+        let endpoints = self.layout.section(SectionKind::Endpoints);
+        chosen.map_while(move |index| endpoints.record::<8>(self.bytes, index).map(|record| record.u16(6)))
+    }
+
     /// Whether an endpoint still serves the flows that it has: it is ready, or terminating and serving.
     #[must_use]
     pub fn serves(&self, service: u32, address: IpAddr, port: u16) -> bool {

@@ -188,6 +188,8 @@ fn answer(table: &Table<'_>, address: IpAddr, port: u16, protocol: u8) -> Answer
             let choice = (0..ready).map(|n| table.endpoint(id, n).expect("one of those to choose from"));
             let choice: BTreeSet<_> = choice.map(|at| (at.address, at.port, at.incarnation)).collect();
             assert_eq!((choice.len(), table.endpoint(id, ready)), (ready as usize, None));
+            let tags: BTreeSet<u16> = table.tags(id).filter(|tag| *tag > 0).collect();
+            assert_eq!(tags.len(), choice.len(), "each endpoint has a tag of its own");
             Answer::Service { choice, affinity }
         }
         Found::NoEndpoint => Answer::NoEndpoint,
@@ -208,6 +210,7 @@ fn ask_everything(bytes: &[u8]) {
         for service in [0, 1, 2, 7, u32::MAX] {
             let _ = table.serves(service, address, 80);
             let _ = [0, 1, u32::MAX].map(|n| table.endpoint(service, n));
+            assert!(table.tags(service).count() <= bytes.len());
         }
     }
 }
@@ -267,7 +270,7 @@ proptest! {
 #[test]
 fn a_table_begins_with_what_tells_its_format() {
     let bytes = Builder::new().finish(7);
-    assert_eq!(bytes[..16], *b"nebcltbl\0\0\x01\0\x09\0\0\0");
+    assert_eq!(bytes[..16], *b"nebcltbl\x01\0\x01\0\x09\0\0\0");
     let changed = |at: usize, value| {
         let mut bytes = bytes.clone();
         bytes[at] = value;
@@ -284,9 +287,9 @@ fn a_table_begins_with_what_tells_its_format() {
     assert_eq!(Layout::read(&[]), Err(Error::NotATable));
 }
 
-/// Bytes of a table of version 1.0, made by another program from the description in [`mod@super::format`].
+/// Bytes of a table of version 1.1, made by another program from the description in [`mod@super::format`].
 const GOLDEN: &[&str] = &[
-    "6e6562636c74626c0000010009000000c402000000000000070000000000000014df177b2330ae12b80000000000000003000000040000",
+    "6e6562636c74626c0100010009000000c402000000000000070000000000000014df177b2330ae12b80000000000000003000000040000",
     "00c40000000000000003000000180000000c01000000000000030000000400000018010000000000000200000010000000380100000000",
     "0000010000002000000058010000000000000100000020000000780100000000000005000000040000008c010000000000000700000028",
     "000000a402000000000000040000000800000000000000020000000300000000000000000000000000ffff0af400010b00000000000000",
@@ -298,7 +301,7 @@ const GOLDEN: &[&str] = &[
     "03000000000000000000000000000000000000000000000000000000000000ffff0a60000150000600000000000200000002000000302a",
     "00000000000000000000000000000000ffff0a600002bb0106010200000000000000000000000000000000000000000000000000000000",
     "00ffff0a600003bb010602020000000000000000000000000000000000000000000000000000000000ffff0a6000013500110002000000",
-    "0100000002000000000000000000000000000000901f000001000000901f000002000000e914000001000000e9140000",
+    "0100000002000000000000000000000000000000901f070801000000901fdc5d02000000e914a11e01000000e914e94b",
 ];
 
 #[test]
@@ -354,6 +357,34 @@ fn a_table_of_a_later_minor_version_has_longer_records_and_more_sections() {
         let address = address(&format!("10.0.0.{last}"));
         assert_eq!(longer.table(&new).find(address, 80, TCP), layout.table(&old).find(address, 80, TCP));
     }
+}
+
+#[test]
+fn the_tag_of_an_endpoint_is_the_same_in_every_table() {
+    let pods: Vec<IpAddr> = (1..=250).map(|n| IpAddr::from([10, 0, 0, n])).collect();
+    let port =
+        ServicePort { address: address("10.96.0.1"), port: 80, protocol: TCP, affinity: None, this_node_only: false };
+    let tags = |pods: &[IpAddr], version| {
+        let mut builder = Builder::new();
+        pods.iter().for_each(|pod| builder.pod(*pod, version));
+        let (state, is_on_this_node) = (EndpointState::Ready, false);
+        builder.service(
+            port,
+            pods.iter().map(|pod| ServiceEndpoint { address: *pod, port: 8080, state, is_on_this_node }),
+        );
+        let bytes = builder.finish(version);
+        let layout = Layout::read(&bytes).unwrap();
+        let table = layout.table(&bytes);
+        let Found::Service(service) = table.find(port.address, port.port, port.protocol) else { panic!("a Service") };
+        let endpoints = (0..service.ready).map(|n| table.endpoint(service.id, n).unwrap().address);
+        endpoints.zip(table.tags(service.id)).collect::<BTreeMap<_, _>>()
+    };
+    let first = tags(&pods, 1);
+    assert_eq!(first.values().collect::<BTreeSet<_>>().len(), pods.len(), "some of 250 have the same hash");
+    assert_eq!(tags(&pods, 2), first);
+    let fewer = tags(&pods[..200], 3);
+    let changed = fewer.iter().filter(|(pod, tag)| first[*pod] != **tag).count();
+    assert!(changed <= 2, "{changed} changed because others are gone");
 }
 
 #[test]

@@ -15,7 +15,7 @@ use nebula_cert::{CaPool, Identity};
 use nebula_cni_plugin::launch::LaunchSpec;
 use nebula_cni_plugin::link::host_route::answer_from;
 use nebula_core::firewall::Policy;
-use nebula_core::io::{Bypass, Driver, Handle, Options, Tun, UdpSocket};
+use nebula_core::io::{Driver, Handle, Options, Tun, UdpSocket};
 use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
 
 use crate::config::{Settings, StaticHosts};
@@ -27,7 +27,7 @@ use crate::metrics::Handshakes;
 use crate::names::{self, NameWatch};
 use crate::overlay::events;
 use crate::overlay::link::{self, LinkRoute, OverlayLink, interface_index};
-use crate::pod::capture::{self, ClusterDirectory};
+use crate::pod::capture::{self, ClusterDirectory, Equipment};
 use crate::pod::error::Error;
 
 /// Owns the device, the sockets and the driver of a pod.
@@ -59,7 +59,7 @@ struct Captured {
     /// Routes to the device, which has no address.
     routes: Vec<LinkRoute>,
     /// For the driver; `None` once it has them.
-    bypass: Option<Bypass>,
+    equipment: Option<Equipment>,
     /// What the cluster table says now.
     directory: Arc<ClusterDirectory>,
 }
@@ -84,8 +84,8 @@ impl DataPath {
         directory: Option<Arc<ClusterDirectory>>,
     ) -> Result<Self, Error> {
         let captured = directory.map(|directory| {
-            let bypass = Some(capture::bypass::open(spec, &place.pod)?);
-            Ok(Captured { routes: capture::routes(spec), bypass, directory })
+            let equipment = Some(Equipment::collect(spec, &place.pod)?);
+            Ok(Captured { routes: capture::routes(spec), equipment, directory })
         });
         let captured: Option<Captured> = captured.transpose()?;
         if captured.is_none() {
@@ -164,9 +164,9 @@ impl DataPath {
         // The file was checked when it was read, and names in it are looked up later.
         options.check_config = false;
         if let Some(captured) = &mut self.captured
-            && let Some(bypass) = captured.bypass.take()
+            && let Some(equipment) = captured.equipment.take()
         {
-            capture::equip(&mut config, &mut options, Arc::clone(&captured.directory), bypass);
+            equipment.hand_over(&mut config, &mut options, Arc::clone(&captured.directory));
         }
         let start = move || Driver::start(config, Some(tun), sockets, options);
         // Starting needs a deep stack, which is freed when its thread ends.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use super::rendezvous::{rendezvous, tag};
 use crate::wire::ip::FlowKey;
 
 /// What a flow is addressed to.
@@ -27,8 +28,8 @@ impl From<&FlowKey> for Target {
 
 /// Whether the transport header of a protocol begins with a source and a destination port that can be translated.
 pub(super) fn has_ports(protocol: u8) -> bool {
-    use crate::wire::ip::protocol::{TCP, UDP};
-    matches!(protocol, TCP | UDP)
+    use crate::wire::ip::protocol::{SCTP, TCP, UDP};
+    matches!(protocol, SCTP | TCP | UDP)
 }
 
 /// What is known about a [`Target`].
@@ -81,6 +82,12 @@ pub trait Directory: fmt::Debug + Send + Sync {
     fn find(&self, target: &Target) -> Found;
     /// The `n`th endpoint to choose from, for `n` below [`Service::ready`].
     fn endpoint(&self, service: &Service, n: u32) -> Option<Endpoint>;
+    /// The endpoint to choose for a flow with this hash, as a number for [`Directory::endpoint`]: by [`rendezvous`], so that
+    /// it depends on the flow and the endpoints only.
+    fn choose(&self, service: &Service, hash: u64) -> Option<u32> {
+        let tag_of = |endpoint: Endpoint| tag(endpoint.address, endpoint.port);
+        rendezvous(hash, (0..service.ready).map_while(|n| self.endpoint(service, n).map(tag_of)))
+    }
     /// Whether an endpoint is ready or terminating: flows to it go on.
     fn serves(&self, service: &Service, endpoint: &Endpoint) -> bool;
     /// Incarnation of the enrolled pod with this address; `None` if there is none.

@@ -30,6 +30,8 @@ pub(super) struct Entry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     New,
+    /// The pod opened it before this program started.
+    Resumed,
     /// Something came back.
     Answered,
     /// TCP: one side has closed the connection.
@@ -52,14 +54,14 @@ impl Entry {
 
     /// An established connection may be idle for a day, as with kube-proxy.
     pub(super) fn class(&self) -> Class {
-        if self.is_tcp() && self.state == State::Answered { Class::Long } else { Class::Short }
+        if self.is_tcp() && matches!(self.state, State::Resumed | State::Answered) { Class::Long } else { Class::Short }
     }
 
     pub(super) fn is_live(&self, now: u64) -> bool {
         let timeout = match (self.is_tcp(), self.state) {
             (false, _) => UDP_TIMEOUT,
             (true, State::New) => UNANSWERED_TIMEOUT,
-            (true, State::Answered) => ESTABLISHED_TIMEOUT,
+            (true, State::Resumed | State::Answered) => ESTABLISHED_TIMEOUT,
             (true, State::Closing) => CLOSING_TIMEOUT,
             (true, State::Reset) => RESET_TIMEOUT,
         };
@@ -105,3 +107,5 @@ const ESTABLISHED_TIMEOUT: u64 = 86_400_000;
 /// As long as the pod's own kernel keeps the ports of a closed connection.
 const CLOSING_TIMEOUT: u64 = 60_000;
 const RESET_TIMEOUT: u64 = 10_000;
+/// No flow is idle before.
+pub(super) const SHORTEST_TIMEOUT: u64 = RESET_TIMEOUT;

@@ -5,6 +5,8 @@ use std::time::Instant;
 
 use super::entry::State;
 use super::fragments::Fragments;
+use super::hash::Key;
+use super::rendezvous::scramble;
 use super::table::Table;
 use super::translation::Translation;
 use super::{Current, Directory, Endpoint, Found, Service, Target};
@@ -110,17 +112,40 @@ impl Translations {
         choice.make(&mut table, is_tracked)
     }
 
+    /// Gives a flow its course that the pod opened before this program started, so that the other end can speak first.
+    pub(crate) fn resume(&self, current: &Current, flow: &FlowKey, now: Instant) {
+        let first = First { flow, opens: false, now };
+        if let Ok((_, true)) = self.course(current, first, |_| false) {
+            self.lock().change(flow, |entry| entry.state = State::Resumed);
+        }
+    }
+
+    /// Whether an inbound packet is the first one of a flow that was resumed: the firewall does not know yet that the pod
+    /// opened it.
+    pub(crate) fn is_resumed(&self, current: &Current, wire: &FlowKey, now: Instant) -> bool {
+        let now = self.millis(now);
+        let mut table = self.lock();
+        let key = table.key(wire);
+        table.of_wire(&key).is_some_and(|entry| {
+            entry.state == State::Resumed
+                && !entry.translation.is_own
+                && entry.is_live(now)
+                && entry.stands(&*current.directory)
+        })
+    }
+
     /// The course that [`Translations::course`] would return, as far as that can be told without making it so.
     pub(crate) fn preview(&self, directory: &dyn Directory, flow: &FlowKey, now: Instant) -> Result<Course, NoCourse> {
         let now = self.millis(now);
         let mut table = self.lock();
-        if let Some(entry) = table.of_original(flow)
+        let key = table.key(flow);
+        if let Some(entry) = table.of_original(&key)
             && entry.is_live(now)
             && entry.stands(directory)
         {
             return Ok(course_of(entry.translation));
         }
-        if let Some(entry) = table.of_wire(flow).filter(|entry| entry.is_live(now) && entry.translation.is_own) {
+        if let Some(entry) = table.of_wire(&key).filter(|entry| entry.is_live(now) && entry.translation.is_own) {
             return Ok(Course::BackToSelf(entry.translation));
         }
         let target = Target::from(flow);
@@ -141,17 +166,19 @@ impl Translations {
     pub(crate) fn back(&self, current: &Current, wire: &FlowKey, now: Instant) -> Option<Translation> {
         let now = self.millis(now);
         let mut table = self.lock();
-        let entry = table.of_wire(wire).filter(|entry| entry.is_live(now) && !entry.translation.is_own)?;
+        let key = table.key(wire);
+        let entry = table.of_wire(&key).filter(|entry| entry.is_live(now) && !entry.translation.is_own)?;
         let translation = entry.translation;
         if entry.version != current.version {
             if !entry.stands(&*current.directory) {
-                table.remove(&translation.original);
+                let original = table.key(&translation.original);
+                table.remove(&original);
                 return None;
             }
             entry.version = current.version;
         }
         entry.last_used = now;
-        if entry.state == State::New {
+        if matches!(entry.state, State::New | State::Resumed) {
             table.change(&translation.original, |entry| entry.state = State::Answered);
         }
         Some(translation)
@@ -159,12 +186,16 @@ impl Translations {
 
     /// The flow that an ICMP error of the pod is about.
     pub(crate) fn of_original(&self, original: &FlowKey) -> Option<Translation> {
-        Some(self.lock().of_original(original)?.translation)
+        let mut table = self.lock();
+        let key = table.key(original);
+        Some(table.of_original(&key)?.translation)
     }
 
     /// The flow that an ICMP error to the pod is about.
     pub(crate) fn of_wire(&self, wire: &FlowKey) -> Option<Translation> {
-        Some(self.lock().of_wire(wire)?.translation)
+        let mut table = self.lock();
+        let key = table.key(wire);
+        Some(table.of_wire(&key)?.translation)
     }
 
     /// Notes flags of a TCP packet in either direction of a translated flow.
@@ -198,12 +229,14 @@ impl Choice<'_> {
         mut is_tracked: impl FnMut(&FlowKey) -> bool,
     ) -> Result<(Course, bool), NoCourse> {
         let flow = self.first.flow;
-        if let Some(course) = self.known(table)? {
+        let key = table.key(flow);
+        if let Some(course) = self.known(table, &key)? {
             return Ok((course, false));
         }
-        let is_taken = match table.of_wire(flow) {
+        let is_taken = match table.of_wire(&key) {
             Some(entry) if !entry.is_live(self.now) => {
                 let original = entry.translation.original;
+                let original = table.key(&original);
                 table.remove(&original);
                 false
             }
@@ -233,7 +266,7 @@ impl Choice<'_> {
             Found::Unknown => return Err(NoCourse::Unknown),
             Found::Refused => return Err(NoCourse::Refused),
         };
-        let free = |wire: &FlowKey| !table.has(wire) && (self.former == Some(*wire) || !is_tracked(wire));
+        let free = |wire: &FlowKey| !table.has(&table.key(wire)) && (self.former == Some(*wire) || !is_tracked(wire));
         let translation = with_free_port(flow, &endpoint, free).ok_or(NoCourse::Full)?;
         let most = self.translations.max_flows.load(Ordering::Relaxed);
         if !table.insert(translation, (endpoint.incarnation, self.current.version), self.now, most) {
@@ -244,18 +277,18 @@ impl Choice<'_> {
     }
 
     /// The course of a flow that is known and may go on. A flow that may not is removed.
-    fn known(&mut self, table: &mut Table) -> Result<Option<Course>, NoCourse> {
-        let First { flow, opens, .. } = self.first;
-        let Some(entry) = table.of_original(flow) else { return Ok(None) };
+    fn known(&mut self, table: &mut Table, key: &Key) -> Result<Option<Course>, NoCourse> {
+        let opens = self.first.opens;
+        let Some(entry) = table.of_original(key) else { return Ok(None) };
         let translation = entry.translation;
         if !entry.is_live(self.now) || opens && entry.is_over() {
             self.former = Some(translation.wire);
-            table.remove(flow);
+            table.remove(key);
             return Ok(None);
         }
         if entry.version != self.current.version && !entry.stands(&*self.current.directory) {
             let is_tcp = entry.is_tcp();
-            table.remove(flow);
+            table.remove(key);
             // The reset ends the connection; the program opens another one, to another endpoint.
             return if is_tcp && !opens { Err(NoCourse::EndpointGone) } else { Ok(None) };
         }
@@ -268,15 +301,15 @@ fn course_of(translation: Translation) -> Course {
     if translation.is_own { Course::ToSelf(translation) } else { Course::Translated(translation) }
 }
 
-/// Chooses among the ready endpoints at random, but the same one for the same flow: after a restart of this program,
-/// connections find their endpoints again unless these changed.
+/// Chooses among the ready endpoints by the flow alone, so that an instance that starts again finds the endpoints of its
+/// pod's connections. With affinity, all flows of this pod to the Service count as one.
 fn choose(directory: &dyn Directory, service: &Service, flow: &FlowKey) -> Option<(u32, Endpoint)> {
-    let random = scramble(flow);
-    let first = ((u64::from(service.ready) * (random >> 32)) >> 32) as u32;
+    let local_port = if service.affinity.is_some() { 0 } else { flow.local_port };
+    let first = directory.choose(service, scramble(&FlowKey { local_port, ..*flow }))?;
     let same_family = |endpoint: &Endpoint| endpoint.address.is_ipv4() == flow.remote.is_ipv4();
     let nth = |n: u32| Some((n, directory.endpoint(service, n).filter(same_family)?));
     // A directory that names an endpoint it does not have is broken, but one bad entry need not break the Service.
-    (0..service.ready.min(MAX_TRIED)).find_map(|further| nth((first + further) % service.ready))
+    (0..service.ready.min(MAX_TRIED)).find_map(|further| nth(first.wrapping_add(further) % service.ready))
 }
 
 /// The translation of a flow to an endpoint. `port` stands for the port of the pod.
@@ -300,26 +333,6 @@ fn with_free_port(flow: &FlowKey, endpoint: &Endpoint, mut free: impl FnMut(&Flo
     let (from, to) = if flow.local_port < 1024 { (512, 1023) } else { (32_768, u16::MAX) };
     let (count, start) = (u32::from(to - from) + 1, scramble(flow) as u32);
     (0..MAX_PORTS_TRIED).map(|n| from + (start.wrapping_add(n) % count) as u16).find_map(with)
-}
-
-/// A well-mixed number that depends on the whole flow, and on nothing else.
-fn scramble(flow: &FlowKey) -> u64 {
-    let mut x = u64::from(flow.local_port) << 32 | u64::from(flow.remote_port) << 16 | u64::from(flow.protocol);
-    for address in [flow.local, flow.remote] {
-        let bits = match address {
-            std::net::IpAddr::V4(v4) => v4.to_bits().into(),
-            std::net::IpAddr::V6(v6) => v6.to_bits(),
-        };
-        x = mix(mix(x ^ bits as u64) ^ (bits >> 64) as u64);
-    }
-    x
-}
-
-fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ x >> 31
 }
 
 const MAX_TRIED: u32 = 8;

@@ -7,6 +7,7 @@
 //!
 //! - `directory`: what is asked, and who answers.
 //! - `flows` with `table`, `entry`, `hash` and `affinity`: the decisions, and the flows that they hold for. Shared by all lanes.
+//! - `rendezvous`: which endpoint a flow gets.
 //! - `courses`: a lane's cache of decisions.
 //! - `fragments`: the decisions for packets in fragments.
 //! - `translation`: both forms of a flow, and how packets are rewritten between them; the bytes are written in `forward`.
@@ -18,6 +19,7 @@ mod entry;
 mod flows;
 mod fragments;
 mod hash;
+mod rendezvous;
 mod table;
 #[cfg(test)]
 #[cfg(not(loom))]
@@ -31,6 +33,7 @@ pub use directory::{Directory, Endpoint, Found, Service, Target};
 pub(crate) use entry::tcp;
 pub(crate) use flows::{Course, First, NoCourse, Translations};
 pub(crate) use fragments::Identity;
+pub use rendezvous::rendezvous;
 pub(crate) use translation::{Change, Rewrite, Translation};
 
 /// The directory in force.

@@ -3,8 +3,8 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::affinity::Affinities;
-use super::entry::{Class, Entry, State};
-use super::hash::Keyed;
+use super::entry::{Class, Entry, SHORTEST_TIMEOUT, State};
+use super::hash::{Hashed, Key, Keyed};
 use super::translation::Translation;
 use crate::wire::ip::FlowKey;
 
@@ -16,8 +16,9 @@ const MAX_SEARCHED: usize = 64;
 /// The content of [`super::Translations`], under its lock.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    by_original: HashMap<FlowKey, Entry, Keyed>,
-    by_wire: HashMap<FlowKey, FlowKey, Keyed>,
+    keyed: Keyed,
+    by_original: HashMap<Key, Entry, Hashed>,
+    by_wire: HashMap<Key, Key, Hashed>,
     /// Flows of each class, roughly in order of their last use: a flow that was used since it was queued goes to the end
     /// when its turn comes.
     queues: [VecDeque<Turn>; 2],
@@ -27,7 +28,7 @@ pub(super) struct Table {
 
 #[derive(Debug, Clone, Copy)]
 struct Turn {
-    original: FlowKey,
+    original: Key,
     id: u64,
     last_used: u64,
 }
@@ -36,7 +37,7 @@ struct Turn {
 enum Swept {
     Nothing,
     Busy,
-    Idle(FlowKey),
+    Idle(Key),
 }
 
 impl Table {
@@ -44,24 +45,30 @@ impl Table {
         self.by_original.len()
     }
 
+    /// What the other methods find a flow by.
+    #[inline]
+    pub(super) fn key(&self, flow: &FlowKey) -> Key {
+        self.keyed.key(flow)
+    }
+
     /// The flow that the pod knows by these addresses; its time may be over.
-    pub(super) fn of_original(&mut self, original: &FlowKey) -> Option<&mut Entry> {
+    pub(super) fn of_original(&mut self, original: &Key) -> Option<&mut Entry> {
         self.by_original.get_mut(original)
     }
 
     /// The flow that has these addresses in the tunnel.
-    pub(super) fn of_wire(&mut self, wire: &FlowKey) -> Option<&mut Entry> {
+    pub(super) fn of_wire(&mut self, wire: &Key) -> Option<&mut Entry> {
         self.by_original.get_mut(self.by_wire.get(wire)?)
     }
 
     /// Whether a flow has these addresses in either form.
-    pub(super) fn has(&self, flow: &FlowKey) -> bool {
+    pub(super) fn has(&self, flow: &Key) -> bool {
         self.by_wire.contains_key(flow) || self.by_original.contains_key(flow)
     }
 
-    pub(super) fn remove(&mut self, original: &FlowKey) -> Option<Entry> {
+    pub(super) fn remove(&mut self, original: &Key) -> Option<Entry> {
         let entry = self.by_original.remove(original)?;
-        self.by_wire.remove(&entry.translation.wire);
+        self.by_wire.remove(&self.keyed.key(&entry.translation.wire));
         Some(entry)
     }
 
@@ -83,7 +90,7 @@ impl Table {
         }
         let id = self.next_id;
         self.next_id += 1;
-        let Translation { original, wire, .. } = translation;
+        let [original, wire] = [&translation.original, &translation.wire].map(|flow| self.keyed.key(flow));
         self.by_wire.insert(wire, original);
         let entry = Entry { translation, id, incarnation, version, last_used: now, state: State::New };
         self.queues[entry.class() as usize].push_back(Turn { original, id, last_used: now });
@@ -93,11 +100,12 @@ impl Table {
 
     /// Changes a flow. If that moves it to another class, it queues there.
     pub(super) fn change(&mut self, original: &FlowKey, change: impl FnOnce(&mut Entry)) {
-        let Some(entry) = self.by_original.get_mut(original) else { return };
+        let original = self.key(original);
+        let Some(entry) = self.by_original.get_mut(&original) else { return };
         let class = entry.class();
         change(entry);
         if entry.class() != class {
-            self.queue(*original);
+            self.queue(original);
         }
     }
 
@@ -119,7 +127,12 @@ impl Table {
     /// Removes a flow whose time is over. Returns whether looking for more is worth it.
     fn expire_one(&mut self, now: u64) -> bool {
         let is_due = |table: &Self, class: Class| {
-            let turn = table.queues[class as usize].front()?;
+            let queue = &table.queues[class as usize];
+            let turn = queue.front()?;
+            // Most often there is nothing to look up: a queue is only swept earlier if most of it is left of former flows.
+            if now < turn.last_used.saturating_add(SHORTEST_TIMEOUT) && queue.len() <= 2 * table.len() {
+                return Some(false);
+            }
             let known =
                 table.by_original.get(&turn.original).filter(|entry| entry.id == turn.id && entry.class() == class);
             // What is left of a flow that is gone is swept, too, and so is a flow that was used since.
@@ -164,7 +177,7 @@ impl Table {
         }
     }
 
-    fn queue(&mut self, original: FlowKey) {
+    fn queue(&mut self, original: Key) {
         if let Some(entry) = self.by_original.get(&original) {
             let turn = Turn { original, id: entry.id, last_used: entry.last_used };
             self.queues[entry.class() as usize].push_back(turn);

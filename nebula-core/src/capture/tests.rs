@@ -189,6 +189,41 @@ fn flows_spread_evenly_and_the_same_flow_always_gets_the_same_endpoint() {
 }
 
 #[test]
+fn a_restart_under_another_list_moves_only_the_flows_that_have_to_move() {
+    let before = Bench::with_room(cluster(5), 10_000);
+    let mut shuffled = cluster(5);
+    shuffled.services.iter_mut().for_each(|(_, endpoints, _)| endpoints.reverse());
+    let after = Bench::with_room(shuffled, 10_000);
+    let fewer = Bench::with_room(cluster(5).without(pod(2)), 10_000);
+    let more = Bench::with_room(cluster(6), 10_000);
+    let mut moved = 0;
+    for port in 32_768..36_768 {
+        let flow = to_service(protocol::TCP, port);
+        let endpoint = before.endpoint(&flow);
+        assert_eq!(after.endpoint(&flow), endpoint, "in another order");
+        assert!(endpoint == pod(2) || fewer.endpoint(&flow) == endpoint, "another one is gone");
+        let of_more = more.endpoint(&flow);
+        assert!(of_more == endpoint || of_more == pod(6), "only to the one that was added");
+        moved += i32::from(of_more != endpoint);
+    }
+    assert!((550..790).contains(&moved), "a sixth of 4000: {moved}");
+}
+
+#[test]
+fn a_flow_from_before_keeps_its_endpoint_and_lives_as_long_as_one_that_was_answered() {
+    let mut bench = Bench::new(cluster(3));
+    let flow = to_service(protocol::TCP, 40_000);
+    bench.translations.resume(&bench.current, &flow, bench.now);
+    bench.translations.resume(&bench.current, &to_pod(1, 40_001), bench.now);
+    assert_eq!(bench.translations.len(), 1, "what is not translated is not kept");
+    bench.wait(80_000);
+    let wire = Bench::new(cluster(3)).course(&flow).map(|course| translated(Ok(course)).wire).unwrap();
+    assert!(bench.translations.is_resumed(&bench.current, &wire, bench.now));
+    assert_eq!(bench.back(&wire), Some(flow));
+    assert!(!bench.translations.is_resumed(&bench.current, &wire, bench.now), "only until it is answered");
+}
+
+#[test]
 fn a_connection_outlives_the_service_but_not_its_pod_and_a_datagram_flow_neither() {
     let [tcp, udp] = [protocol::TCP, protocol::UDP].map(|number| to_service(number, 40_000));
     let mut bench = Bench::new(cluster(3));
@@ -316,17 +351,15 @@ fn affinity_keeps_new_flows_on_one_endpoint_until_there_was_none_for_long() {
         bench.wait(60);
         assert_eq!(bench.endpoint(&to_service(protocol::TCP, port)), first);
     }
+    // Chosen anew, and so after a restart: by the client and the Service alone.
     bench.wait(101);
-    let later: Vec<_> = (0..40)
-        .map(|port| {
-            bench.wait(101);
-            bench.endpoint(&to_service(protocol::TCP, 100 + port))
-        })
-        .collect();
-    assert!(later.iter().any(|endpoint| *endpoint != first));
-    let last = *later.last().unwrap();
-    bench.give(Listed { affinity: bench_affinity(), ..cluster(8).without(last) });
-    assert_ne!(bench.endpoint(&to_service(protocol::TCP, 500)), last, "it cannot be chosen any more");
+    assert_eq!(bench.endpoint(&to_service(protocol::TCP, 100)), first);
+    assert_eq!(
+        Bench::new(Listed { affinity: bench_affinity(), ..cluster(8) }).endpoint(&to_service(protocol::TCP, 101)),
+        first
+    );
+    bench.give(Listed { affinity: bench_affinity(), ..cluster(8).without(first) });
+    assert_ne!(bench.endpoint(&to_service(protocol::TCP, 500)), first, "it cannot be chosen any more");
 }
 
 fn bench_affinity() -> Option<Duration> {

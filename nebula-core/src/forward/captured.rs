@@ -253,7 +253,13 @@ pub(super) fn admit(
     let known = known.map(|known| known.course);
     let firewall = Firewall { filter: &snapshot.filter, conntrack: &forwarder.conntrack };
     let route = |flow: &FlowKey| snapshot.routes.shared(flow, tunnel);
-    match firewall.check_for_a_while(&mut lane.flows, (now, hash), Direction::Inbound, flow, tunnel, route) {
+    let mut check =
+        |direction| firewall.check_for_a_while(&mut lane.flows, (now, hash), direction, flow, tunnel, route);
+    let mut verdict = check(Direction::Inbound);
+    if verdict == Err(DropReason::NoRule) && added > 0 && forwarder.translations.is_resumed(current, flow, now) {
+        verdict = check(Direction::Outbound);
+    }
+    match verdict {
         Err(reason) => (Err(reason), None),
         Ok(_) if added == 0 || flow.fragment => (Ok(()), None),
         Ok(until) => {

@@ -18,6 +18,7 @@ use crate::counters::Counters;
 use crate::firewall::{self, Conntrack, Filter};
 use crate::relay::RelayTable;
 use crate::tunnel::{Tunnel, TunnelTable};
+use crate::wire::ip::FlowKey;
 
 /// This node's addresses, routes and firewall policy, as published by the control plane.
 #[derive(Debug, Clone)]
@@ -117,6 +118,14 @@ impl Forwarder {
     pub(crate) fn set_directory(&self, directory: Option<Arc<dyn Directory>>) {
         let old = self.snapshot.load();
         self.snapshot.store(Arc::new(Snapshot { capture: directory.map(Current::new), ..Snapshot::clone(&old) }));
+    }
+
+    /// Takes over flows that programs of this node opened before this program started, as an earlier one gave them their
+    /// endpoints. Flows that are not translated are left out.
+    pub(crate) fn resume(&self, flows: &[FlowKey], now: Instant) {
+        if let Some(current) = &self.snapshot.load().capture {
+            flows.iter().for_each(|flow| self.translations.resume(current, flow, now));
+        }
     }
 
     /// Replaces the networks behind other nodes. Keeps rules and known flows, so it is cheap enough to be called often.

@@ -5,6 +5,7 @@ mod captured;
 mod carrier;
 mod checksum;
 mod coalesce;
+mod crc32c;
 mod early;
 mod echo;
 mod explain;

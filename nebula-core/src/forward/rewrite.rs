@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 use std::ops::Range;
 
-use super::Offload;
 use super::checksum::Sum;
+use super::{Offload, crc32c};
 use crate::DropReason;
 use crate::capture::{Change, Rewrite, Translation};
 use crate::wire::ip::{self, Packet, protocol};
@@ -41,10 +41,30 @@ pub(super) fn rewrite(
                 write_ports(ports, rewrite);
                 correct([high, low], is_partial(6), true, rewrite.change);
             }
+            protocol::SCTP => rewrite_sctp(packet, parsed, rewrite)?,
             _ => return Err(DropReason::BadPacket),
         }
     }
     write_addresses(packet, rewrite)
+}
+
+/// Rewrites the ports of an SCTP packet. Its checksum does not cover the addresses.
+#[cold]
+fn rewrite_sctp(packet: &mut [u8], parsed: &Packet, rewrite: &Rewrite) -> Result<(), DropReason> {
+    // The change of the checksum depends on the length of the whole packet, which a fragment does not tell.
+    let end = ip::length(packet).filter(|_| !parsed.fragmented).ok_or(DropReason::BadPacket)?;
+    let transport = packet.get_mut(parsed.transport_offset..end).ok_or(DropReason::BadPacket)?;
+    let len = transport.len();
+    let [ports @ .., a, b, c, d] = transport.first_chunk_mut::<12>().ok_or(DropReason::BadPacket)?;
+    let first_four = |ports: &[u8; 8]| u32::from_le_bytes([ports[0], ports[1], ports[2], ports[3]]);
+    let before = first_four(ports);
+    write_ports(ports, rewrite);
+    let sum = u32::from_le_bytes([*a, *b, *c, *d]);
+    // 0 may stand for no checksum, where both ends protect packets otherwise (RFC 9653).
+    if sum != 0 {
+        [*a, *b, *c, *d] = (sum ^ crc32c::change(before ^ first_four(ports), len)).to_le_bytes();
+    }
+    Ok(())
 }
 
 /// Rewrites the packet that an ICMP error quotes, and the end of the error that is the same as in the quoted packet.
@@ -63,14 +83,18 @@ pub(super) fn rewrite_quoted(
     // The quoted packet went the other way.
     let inner = if out { turned(&translation.out()) } else { turned(&translation.back()) };
     let (source, destination) = (inner.destination, inner.source);
-    let field = checksum_field(&parsed).ok_or(DropReason::BadPacket)?;
+    let field = match parsed.flow.protocol {
+        // Nobody checks the quoted checksum, and little of the packet is there.
+        protocol::SCTP => None,
+        _ => Some(checksum_field(&parsed).ok_or(DropReason::BadPacket)?),
+    };
     let before = Sum::default().add(&packet[body..]).partial();
     let quoted = &mut packet[body + 8..];
     write_addresses(quoted, &inner)?;
     if !parsed.flow.fragment {
         write_ports(&mut quoted[parsed.transport_offset..], &inner);
         // Most errors quote no more than the ports.
-        if let Some([high, low]) = quoted.get_mut(field) {
+        if let Some([high, low]) = field.and_then(|field| quoted.get_mut(field)) {
             correct([high, low], false, parsed.flow.protocol == protocol::UDP, inner.change);
         }
     }

@@ -96,6 +96,9 @@ pub struct Options {
     /// Where packets go that do not belong to the overlay, see [`crate::Config::capture`]. Without that, nothing goes
     /// there.
     pub bypass: Bypass,
+    /// Under capture: flows that programs opened before this start. They keep their endpoints, also if the other end
+    /// speaks first.
+    pub opened_before: Vec<FlowKey>,
 }
 
 impl Default for Options {
@@ -111,6 +114,7 @@ impl Default for Options {
             on_idle: None,
             check_config: true,
             bypass: Bypass::default(),
+            opened_before: Vec::new(),
         }
     }
 }
@@ -167,6 +171,7 @@ impl Driver {
         let seed = Seed::from_os()?;
         let wall = clock::wall();
         let (node, forwarder) = Node::new(config, wall.at, wall, seed);
+        forwarder.resume(&options.opened_before, wall.at);
         // Boxed because it is large: each move of it would grow a stack for good.
         let node = Box::new(node);
         let shared = Arc::new(Shared::new(forwarder)?);

@@ -15,6 +15,8 @@ pub mod protocol {
     pub const UDP: u8 = 17;
     /// ICMPv6.
     pub const ICMPV6: u8 = 58;
+    /// SCTP.
+    pub const SCTP: u8 = 132;
 }
 
 /// Identity of a flow, from this node's point of view: the same key for both directions.
@@ -165,7 +167,7 @@ impl Headers {
                         _ => Ports::Identifier(0),
                     }
                 }
-                protocol::TCP | protocol::UDP => Ports::pair(transport)?,
+                protocol::TCP | protocol::UDP | protocol::SCTP => Ports::pair(transport)?,
                 _ => Ports::Identifier(0),
             }
         };
@@ -236,6 +238,16 @@ pub fn depends_on_addresses(packet: &[u8]) -> bool {
         }
         [_, _, _, _, _, _, next, ..] => UpperProtocol::find(packet, *next).is_none_or(|upper| upper.names_addresses),
         _ => true,
+    }
+}
+
+/// The length of a packet by its own header; `None` if this is no IP packet. It may be more than there are bytes.
+#[must_use]
+pub fn length(packet: &[u8]) -> Option<usize> {
+    match packet {
+        [first, _, high, low, ..] if first >> 4 == 4 => Some(u16::from_be_bytes([*high, *low]).into()),
+        [first, _, _, _, high, low, ..] if first >> 4 == 6 => Some(40 + usize::from(u16::from_be_bytes([*high, *low]))),
+        _ => None,
     }
 }
 
@@ -394,12 +406,29 @@ mod tests {
     }
 
     #[test]
+    fn sctp_has_ports_in_both_families_and_what_has_none_is_one_flow() {
+        for packet in [ipv4(132, 0, &[], &PORTS), ipv6(132, &PORTS)] {
+            let flow = outbound_flow(&packet).unwrap();
+            assert_eq!((flow.local_port, flow.remote_port, flow.protocol), (12345, 443, 132));
+        }
+        assert_eq!(outbound_flow(&ipv6(50, &PORTS)).unwrap().remote_port, 0);
+    }
+
+    #[test]
+    fn a_packet_is_as_long_as_its_header_says() {
+        assert_eq!(length(&[0x45, 0, 1, 2]), Some(0x102));
+        assert_eq!(length(&[0x60, 0, 0, 0, 1, 2]), Some(40 + 0x102));
+        assert_eq!([&[][..], &[0x45, 0, 1], &[0x60, 0, 0, 0, 1], &[0x10; 60]].map(length), [None; 4]);
+    }
+
+    #[test]
     fn a_cut_transport_header_is_refused() {
         assert!(outbound_flow(&ipv4(6, 0, &[], &PORTS[..3])).is_err());
         assert!(outbound_flow(&ipv4(1, 0, &[], &[8, 0, 0, 0, 1])).is_err());
         assert!(outbound_flow(&ipv6(17, &PORTS[..3])).is_err());
         assert!(outbound_flow(&ipv6(58, &[1, 0, 0])).is_err());
         assert!(outbound_flow(&ipv6(58, &[128, 0, 0, 0, 1])).is_err());
+        assert!(outbound_flow(&ipv6(132, &PORTS[..3])).is_err());
     }
 
     #[test]
@@ -430,7 +459,7 @@ mod tests {
 
     #[test]
     fn unknown_next_headers_are_the_final_protocol_without_ports() {
-        for next in [132, 47, 50, 59, 135, 139, 140, 253] {
+        for next in [33, 47, 50, 59, 135, 139, 140, 253] {
             let flow = outbound_flow(&ipv6(next, &PORTS)).unwrap();
             assert_eq!((flow.protocol, flow.local_port, flow.remote_port), (next, 0, 0));
         }

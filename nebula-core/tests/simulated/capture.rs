@@ -463,3 +463,37 @@ fn a_trace_tells_what_capture_does_with_a_flow() {
     }
     assert_eq!(trace(&mut net, Direction::Inbound, flow(pod(2, false), 1)).capture, None);
 }
+
+#[test]
+fn every_protocol_goes_to_pods_in_the_tunnel_and_sctp_to_services_too() {
+    const GRE: u8 = 47;
+    const ESP: u8 = 50;
+    const SCTP: u8 = 132;
+    let mut cluster = cluster(&[1, 2], &[2]);
+    for v6 in [false, true] {
+        cluster.service(target(v6, SCTP), &[(pod(2, v6), 8080)], 1, None);
+    }
+    let (mut net, hosts) = pods::<2>(1, &cluster);
+    let echo = [8, 0, 0, 0, 0, 1, 0, 1];
+    let sctp =
+        |ports: (u16, u16)| [ports.0.to_be_bytes(), ports.1.to_be_bytes(), [0; 2], [7; 2], [0; 2], [0; 2]].concat();
+    for v6 in [false, true] {
+        let (from, to, address) = (pod(1, v6), pod(2, v6), service(v6));
+        let icmp = if v6 { packets::ICMPV6 } else { packets::ICMP };
+        for protocol in [GRE, ESP, icmp] {
+            let packet = packets::ip(from, to, protocol, &echo);
+            let _verdict = net.send_packet(hosts[0], &packet);
+            net.run_for(SECOND);
+            assert_eq!(net.packets(hosts[1]).last(), Some(&packet), "protocol {protocol}\n{}", net.diagram());
+            let refused = net.send_packet(hosts[0], &packets::ip(from, address, protocol, &echo));
+            assert_eq!(refused, Verdict::Drop(DropReason::Refused), "protocol {protocol}");
+        }
+        let _verdict = net.send_packet(hosts[0], &packets::ip(from, address, SCTP, &sctp((9, 80))));
+        net.run_for(SECOND);
+        assert_eq!(net.packets(hosts[1]).last(), Some(&packets::ip(from, to, SCTP, &sctp((9, 8080)))));
+        let _verdict = net.send_packet(hosts[1], &packets::ip(to, from, SCTP, &sctp((8080, 9))));
+        net.run_for(SECOND);
+        assert_eq!(net.packets(hosts[0]).last(), Some(&packets::ip(address, from, SCTP, &sctp((80, 9)))));
+    }
+    assert!(net.bypassed(hosts[0]).is_empty());
+}

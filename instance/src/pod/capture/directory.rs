@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use nebula_cni_plugin::cluster_table::{self, Table};
 use nebula_cni_plugin::launch::{Capture, Clear};
-use nebula_core::capture::{Directory, Endpoint, Found, Service, Target};
+use nebula_core::capture::{Directory, Endpoint, Found, Service, Target, rendezvous};
 
 use super::table_file::MappedTable;
 
@@ -58,9 +58,6 @@ impl Directory for ClusterDirectory {
         let found = self.contents().map_or(cluster_table::Found::Unknown, |table| table.find(address, port, protocol));
         match found {
             cluster_table::Found::Enrolled { incarnation } => Found::Peer { incarnation },
-            // The checksum of SCTP covers all of a packet, so translating it would cost too much; nobody answers rather
-            // than in clear.
-            cluster_table::Found::Service(_) if protocol == SCTP => Found::Refused,
             cluster_table::Found::Service(cluster_table::Service { id, ready, affinity }) => {
                 Found::Service(Service { id, ready, affinity })
             }
@@ -80,6 +77,13 @@ impl Directory for ClusterDirectory {
         Some(Endpoint { address, port, incarnation })
     }
 
+    fn choose(&self, service: &Service, hash: u64) -> Option<u32> {
+        let table = self.contents()?;
+        // Of an agent that writes no tags, the choice depends on the table.
+        let tags = table.tags(service.id).zip(0..).map(|(tag, n)| if tag == 0 { n } else { tag.into() });
+        rendezvous(hash, tags)
+    }
+
     fn serves(&self, service: &Service, endpoint: &Endpoint) -> bool {
         self.incarnation(endpoint.address) == Some(endpoint.incarnation)
             && self.contents().is_some_and(|table| table.serves(service.id, endpoint.address, endpoint.port))
@@ -90,8 +94,6 @@ impl Directory for ClusterDirectory {
         known.or_else(|| (!self.is_captured(address)).then_some(0))
     }
 }
-
-const SCTP: u8 = 132;
 
 #[cfg(test)]
 mod tests {
@@ -105,6 +107,7 @@ mod tests {
 
     const TCP: u8 = 6;
     const ICMP: u8 = 1;
+    const SCTP: u8 = 132;
 
     fn address(text: &str) -> IpAddr {
         text.parse().unwrap()
@@ -163,7 +166,6 @@ mod tests {
             (target("fd00:244::9", 80, TCP), [Found::Unknown; 2]),
             (target("10.96.0.1", 81, TCP), [Found::Refused; 2]),
             (target("10.96.0.1", 0, ICMP), [Found::Refused; 2]),
-            (target("10.96.0.1", 80, SCTP), [Found::Refused; 2]),
             (target("10.99.0.1", 80, TCP), [Found::Peer { incarnation: 0 }; 2]),
         ] {
             assert_eq!([&plain, &strict].map(|directory| directory.find(&to)), expected, "{to:?}");
@@ -179,11 +181,44 @@ mod tests {
         let Found::Service(service) = directory.find(&target("10.96.0.1", 80, TCP)) else { panic!("a Service") };
         assert_eq!((service.ready, service.affinity), (1, Some(Duration::from_secs(9))));
         let endpoint = directory.endpoint(&service, 0).unwrap();
+        assert_eq!(directory.choose(&service, 7), Some(0));
+        assert!(matches!(directory.find(&target("10.96.0.1", 80, SCTP)), Found::Service(_)));
         assert_eq!((endpoint.address, endpoint.port, endpoint.incarnation), (address("10.244.1.1"), 8080, 11));
         assert_eq!(directory.endpoint(&service, 1), None);
         assert!(directory.serves(&service, &endpoint));
         assert!(!directory.serves(&service, &Endpoint { incarnation: 10, ..endpoint }), "of the pod before it");
         assert!(!directory.serves(&service, &Endpoint { port: 8081, ..endpoint }));
+    }
+
+    #[test]
+    fn flows_spread_also_by_a_table_without_tags() {
+        let mut builder = Builder::new();
+        let endpoint = |text| ServiceEndpoint {
+            address: address(text),
+            port: 8080,
+            state: EndpointState::Ready,
+            is_on_this_node: true,
+        };
+        let endpoints = ["10.244.1.1", "10.244.1.3"].map(endpoint);
+        endpoints.iter().for_each(|endpoint| builder.pod(endpoint.address, 1));
+        let (address, protocol) = (address("10.96.0.1"), TCP);
+        builder.service(ServicePort { address, port: 80, protocol, affinity: None, this_node_only: false }, endpoints);
+        let whole = builder.finish(5);
+        let mut old = whole.clone();
+        // The endpoints are at the end of the table, each with its tag in the last two of eight bytes.
+        let first = old.len() - 2 * 8;
+        old[first..].chunks_mut(8).for_each(|endpoint| endpoint[6..].fill(0));
+        assert_ne!(old, whole);
+        for bytes in [whole, old] {
+            let folder = tempfile::tempdir().unwrap();
+            write(&folder, &bytes);
+            let spec = spec(&folder);
+            let table = TableFile::new(&spec.table).read_newer(None).unwrap();
+            let directory = ClusterDirectory::new(Arc::new(spec), table);
+            let Found::Service(service) = directory.find(&target("10.96.0.1", 80, TCP)) else { panic!("a Service") };
+            let chosen: Vec<_> = (0..64).filter_map(|hash| directory.choose(&service, hash)).collect();
+            assert!(chosen.len() == 64 && chosen.contains(&0) && chosen.contains(&1), "{chosen:?}");
+        }
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //! ([`nebula_cni_plugin::launch::Capture`]): the routes to the device, the sockets for what is passed through to the
 //! primary network, and the cluster table, which says what an address is.
 
-pub(crate) mod bypass;
+mod bypass;
+mod connections;
 mod directory;
 mod routes;
 mod table_file;
@@ -12,11 +13,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use nebula_cni_plugin::launch;
-use nebula_core::Config;
+use nebula_cni_plugin::launch::{self, LaunchSpec};
 use nebula_core::io::{Bypass, Options};
+use nebula_core::{Config, FlowKey};
 
 use crate::linux::folder_watch::FolderWatch;
+use crate::linux::netns::Namespace;
+use crate::pod::error::Error;
 pub(crate) use directory::ClusterDirectory;
 pub(crate) use routes::routes;
 use table_file::TableFile;
@@ -102,10 +105,28 @@ impl Capture {
     }
 }
 
-/// Gives a starting node its directory, and the sockets for what it passes through.
-pub(crate) fn equip(config: &mut Config, options: &mut Options, directory: Arc<ClusterDirectory>, bypass: Bypass) {
-    config.capture = Some(directory);
-    options.bypass = bypass;
+/// What a starting node gets, and needs only once.
+#[derive(Debug)]
+pub(crate) struct Equipment {
+    /// The sockets for what it passes through.
+    bypass: Bypass,
+    /// The pod's connections from before.
+    opened_before: Vec<FlowKey>,
+}
+
+impl Equipment {
+    /// Collects it in the pod's namespace. Needs CAP_NET_RAW and CAP_NET_ADMIN.
+    pub(crate) fn collect(spec: &LaunchSpec, namespace: &Namespace) -> Result<Self, Error> {
+        let services = spec.capture.iter().flat_map(|capture| capture.services.iter().copied());
+        let opened_before = connections::to_services(namespace, &services.collect::<Vec<_>>());
+        Ok(Self { bypass: bypass::open(spec, namespace)?, opened_before })
+    }
+
+    /// Gives it to a starting node, with its directory.
+    pub(crate) fn hand_over(self, config: &mut Config, options: &mut Options, directory: Arc<ClusterDirectory>) {
+        config.capture = Some(directory);
+        (options.bypass, options.opened_before) = (self.bypass, self.opened_before);
+    }
 }
 
 /// Switches a running node to another directory.

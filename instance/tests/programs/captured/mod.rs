@@ -10,6 +10,7 @@ mod traffic;
 mod wiretap;
 
 use std::io::ErrorKind;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use faults::{Fault, Faults};
@@ -117,6 +118,103 @@ fn a_super_packet_that_waited_for_the_table_is_cut_and_arrives_whole() {
     }
     wires.heard_nothing_in_clear();
     assert!(wires.public().iter().all(|heard| *heard > 0), "a deaf wiretap: {:?}", wires.public());
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn connections_to_a_service_keep_their_endpoint_when_the_instance_is_killed() {
+    let mut town = Town::new(Primary::Links, |_| ());
+    let wires = town.wiretaps();
+    let mut opened: Vec<_> = (0..8)
+        .flat_map(|_| FAMILIES)
+        .map(|family| {
+            let mut conversation = town.open("web", family.service());
+            conversation.ask(SECRET).expect("it is sent");
+            let by = conversation.answer().expect("an answer");
+            (conversation, by)
+        })
+        .collect();
+    assert!(ENDPOINTS.iter().all(|pod| opened.iter().any(|(_, by)| by == pod.name)), "both");
+    // Of half of them, the server speaks first afterwards.
+    town.let_servers_wait(true);
+    for (conversation, _) in opened.iter_mut().step_by(2) {
+        conversation.ask(SECRET).expect("it is sent");
+    }
+    // In another version of the table the endpoints are listed in another order.
+    for _ in 0..3 {
+        town.write_table(&ENDPOINTS);
+    }
+    // The questions are with the servers.
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(town.kill_instance(WEB), "it ran");
+    town.let_servers_wait(false);
+    town.restart_instances();
+    for (n, (conversation, by)) in opened.iter_mut().enumerate() {
+        if n % 2 > 0 {
+            conversation.ask(SECRET).expect("it is sent");
+        }
+        let again = conversation.answer();
+        assert!(again.as_ref().is_ok_and(|again| again == by), "connection {n} to {by}: {again:?}");
+    }
+    wires.heard_nothing_in_clear();
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn every_protocol_is_in_the_tunnel_and_sctp_reaches_services() {
+    const GRE: u8 = 47;
+    const ESP: u8 = 50;
+    const SCTP: u8 = 132;
+    let mut town = Town::new(Primary::Bridge, |_| ());
+    town.write_table(&[DB]);
+    town.wait_for_table(WEB);
+    let wires = town.wiretaps();
+    for family in FAMILIES {
+        let [web, db] = [WEB, DB].map(|pod| pod.address(family));
+        town.world().ping("web", &db.to_string(), SOON);
+        // ESP's security parameters index is not 0; the words are the payload of both.
+        for protocol in [GRE, ESP] {
+            let body = [&[0, 0, 0x08, 0, 0, 0, 0, 1][..], SECRET].concat();
+            let arrived = town.pass_on(WEB, (DB, family), packet(protocol, web, db, &body));
+            assert!(arrived.ends_with(&body), "protocol {protocol}: {arrived:02x?}");
+        }
+        let sctp = |to: u16| {
+            let ports = [40_000_u16.to_be_bytes(), to.to_be_bytes()].concat();
+            let mut body = [&ports[..], &[0, 0, 0, 1, 0, 0, 0, 0], SECRET].concat();
+            let sum = crc32c(&body).to_le_bytes();
+            body[8..12].copy_from_slice(&sum);
+            body
+        };
+        let target = family.service();
+        let arrived = town.pass_on(WEB, (DB, family), packet(SCTP, web, target.ip(), &sctp(target.port())));
+        assert!(arrived.ends_with(&sctp(DB.at(family).port())), "{arrived:02x?}");
+    }
+    wires.heard_nothing_in_clear();
+}
+
+/// An IP packet; the kernel fills in the sum of an IPv4 header.
+fn packet(protocol: u8, from: IpAddr, to: IpAddr, body: &[u8]) -> Vec<u8> {
+    let mut packet = match (from, to) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            let length = (20 + body.len() as u16).to_be_bytes();
+            let header = [0x45, 0, length[0], length[1], 0, 0, 0, 0, 64, protocol, 0, 0];
+            [&header[..], &from.octets(), &to.octets()].concat()
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => {
+            let length = (body.len() as u16).to_be_bytes();
+            [&[0x60, 0, 0, 0, length[0], length[1], protocol, 64][..], &from.octets(), &to.octets()].concat()
+        }
+        _ => panic!("one family"),
+    };
+    packet.extend(body);
+    packet
+}
+
+/// The checksum of SCTP.
+fn crc32c(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(u32::MAX, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 })
+    })
 }
 
 /// Datagrams in a super-packet.

@@ -11,7 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-use super::traffic::{self, Answer, PORT, Server};
+use super::traffic::{self, Answer, Conversation, PORT, Server};
 use super::wiretap::{SECRET, Wiretaps};
 use crate::world::cluster::{Cluster, Node, answer_at, binary, gone_within, tool};
 use crate::world::{self, World};
@@ -120,7 +120,7 @@ pub(super) struct Town {
     pub(super) cluster: Cluster,
     nodes: [Node; 2],
     version: u64,
-    _servers: Vec<Server>,
+    servers: Vec<Server>,
 }
 
 impl Town {
@@ -130,7 +130,7 @@ impl Town {
         let mut cluster = Cluster::new();
         cluster.set_policy(&[("address", "same".into()), ("overlay", json!(FAMILIES.map(Family::pods)))]);
         let nodes = [1, 2].map(|number| node(&mut cluster, number, primary, &change));
-        let mut town = Self { cluster, nodes, version: 0, _servers: Vec::new() };
+        let mut town = Self { cluster, nodes, version: 0, servers: Vec::new() };
         town.write_table(&ENDPOINTS);
         for pod in PODS {
             town.cluster.world.namespace(pod.name);
@@ -141,7 +141,7 @@ impl Town {
         town.translate_services("n1");
         town.translate_services("n2");
         town.open_guards(&[PLAIN, OTHER_PLAIN]);
-        town._servers = PODS.iter().map(|pod| Server::start(town.world(), pod.name)).collect();
+        town.servers = PODS.iter().map(|pod| Server::start(town.world(), pod.name)).collect();
         town
     }
 
@@ -346,6 +346,24 @@ impl Town {
             .unwrap_or_else(|error| panic!("{from} -> {target} by UDP: {error}\n{}", self.details()))
     }
 
+    /// Opens a connection that lasts.
+    pub(super) fn open(&self, from: &str, target: SocketAddr) -> Conversation {
+        Conversation::open(self.world().namespace_of(from), target)
+            .unwrap_or_else(|error| panic!("{from} -> {target}: {error}\n{}", self.details()))
+    }
+
+    /// Whether all servers wait with their answers over TCP.
+    pub(super) fn let_servers_wait(&self, wait: bool) {
+        self.servers.iter().for_each(|server| server.wait(wait));
+    }
+
+    /// Sends an IP packet from a pod; returns what arrives in another.
+    pub(super) fn pass_on(&self, from: Pod, to: (Pod, Family), packet: Vec<u8>) -> Vec<u8> {
+        let [from, into] = [from, to.0].map(|pod| self.world().namespace_of(pod.name));
+        let arrived = traffic::pass_on(from, into, packet, to.0.address(to.1));
+        arrived.unwrap_or_else(|| panic!("it does not arrive\n{}", self.details()))
+    }
+
     pub(super) fn wiretaps(&self) -> Wiretaps {
         Wiretaps::start(self.world())
     }
@@ -390,7 +408,7 @@ fn node(cluster: &mut Cluster, number: u16, primary: Primary, change: impl Fn(&m
     node
 }
 
-/// Adds a Service for TCP and UDP.
+/// Adds a Service for TCP, UDP and SCTP.
 fn service(builder: &mut Builder, at: SocketAddr, endpoints: &[Pod], family: Family) {
     let endpoint = |pod: &Pod| ServiceEndpoint {
         address: pod.address(family),
@@ -398,7 +416,7 @@ fn service(builder: &mut Builder, at: SocketAddr, endpoints: &[Pod], family: Fam
         state: EndpointState::Ready,
         is_on_this_node: false,
     };
-    for protocol in [6, 17] {
+    for protocol in [6, 17, 132] {
         let port = ServicePort { address: at.ip(), port: at.port(), protocol, affinity: None, this_node_only: false };
         builder.service(port, endpoints.iter().map(endpoint));
     }

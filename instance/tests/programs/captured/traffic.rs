@@ -2,15 +2,20 @@
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, sendto, setsockopt, socket, sockopt,
+};
 use serde_json::{Value, json};
 
+use super::wiretap::ends;
+use crate::world::capture::packet_socket;
 use crate::world::{self, World};
 
 /// Where servers listen.
@@ -78,58 +83,147 @@ fn unspecified(like: IpAddr) -> IpAddr {
     if like.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
 }
 
+/// A connection to a server, which can be asked again and again.
+pub(super) struct Conversation(TcpStream);
+
+impl Conversation {
+    pub(super) fn open(namespace: String, target: SocketAddr) -> io::Result<Self> {
+        let visit = thread::spawn(move || {
+            world::enter(&namespace);
+            let stream = TcpStream::connect_timeout(&target, Duration::from_secs(1))?;
+            stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+            Ok(Self(stream))
+        });
+        visit.join().expect("the visit ends")
+    }
+
+    pub(super) fn ask(&mut self, words: &[u8]) -> io::Result<()> {
+        self.0.write_all(words)
+    }
+
+    /// The name of the pod that answers.
+    pub(super) fn answer(&mut self) -> io::Result<String> {
+        let mut answer = vec![0; 256];
+        let length = self.0.read(&mut answer)?;
+        let answer: Value = serde_json::from_slice(&answer[..length])?;
+        Ok(answer["pod"].as_str().unwrap_or_default().to_owned())
+    }
+}
+
+/// Sends an IP packet in one namespace. Returns the first one of its protocol with this destination that arrives in another.
+pub(super) fn pass_on(from: String, to: String, packet: Vec<u8>, destination: IpAddr) -> Option<Vec<u8>> {
+    let (ready, listening) = std::sync::mpsc::channel();
+    let protocol = protocol_of(&packet);
+    let listener = thread::spawn(move || {
+        world::enter(&to);
+        let packets = packet_socket();
+        ready.send(()).expect("the test waits");
+        let until = Instant::now() + Duration::from_secs(10);
+        let mut seen = [0; 2048];
+        while Instant::now() < until {
+            let Ok(length) = nix::unistd::read(&packets, &mut seen) else { continue };
+            let seen = &seen[..length];
+            if ends(seen).is_some_and(|[_, to]| to == destination) && protocol_of(seen) == protocol {
+                return Some(seen.to_vec());
+            }
+        }
+        None
+    });
+    listening.recv().expect("it listens");
+    let sender = thread::spawn(move || {
+        world::enter(&from);
+        let v4 = packet[0] >> 4 == 4;
+        let family = if v4 { AddressFamily::Inet } else { AddressFamily::Inet6 };
+        let raw = socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Raw).expect("a socket");
+        let [_, to] = ends(&packet).expect("an IP packet");
+        // Again if nobody heard it: the tunnel may have to be made first.
+        for _ in 0..5 {
+            let to = SockaddrStorage::from(SocketAddr::new(to, 0));
+            let _ = sendto(raw.as_raw_fd(), &packet, &to, MsgFlags::empty());
+            thread::sleep(Duration::from_millis(300));
+        }
+    });
+    sender.join().expect("it is sent");
+    listener.join().expect("it ends")
+}
+
+fn protocol_of(packet: &[u8]) -> u8 {
+    if packet[0] >> 4 == 4 { packet[9] } else { packet[6] }
+}
+
 /// Answers on TCP and UDP in a pod, in both families, with the pod's name and the client's address.
-pub(super) struct Server(Arc<AtomicBool>);
+pub(super) struct Server {
+    stop: Arc<AtomicBool>,
+    waits: Arc<AtomicBool>,
+}
 
 impl Server {
+    /// Whether questions over TCP wait for their answers.
+    pub(super) fn wait(&self, waits: bool) {
+        self.waits.store(waits, Ordering::Relaxed);
+    }
+
     pub(super) fn start(world: &World, pod: &str) -> Self {
-        let stop = Arc::<AtomicBool>::default();
+        let (stop, waits) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
         let (ready, listening) = std::sync::mpsc::channel();
         for serve in [serve_streams, serve_datagrams] {
-            let (namespace, pod, stop) = (world.namespace_of(pod), pod.to_owned(), Arc::clone(&stop));
-            let ready = ready.clone();
+            let server = Self { stop: Arc::clone(&stop), waits: Arc::clone(&waits) };
+            let (namespace, pod, ready) = (world.namespace_of(pod), pod.to_owned(), ready.clone());
             thread::spawn(move || {
                 world::enter(&namespace);
-                serve(&pod, &stop, &ready);
+                serve(&pod, &server, &ready);
             });
         }
         for _ in 0..2 {
             listening.recv().expect("the server listens");
         }
-        Self(stop)
+        Self { stop, waits }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.stop.store(true, Ordering::Relaxed);
     }
 }
 
-fn serve_streams(pod: &str, stop: &AtomicBool, ready: &Sender<()>) {
+fn serve_streams(pod: &str, server: &Server, ready: &Sender<()>) {
     let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, PORT)).expect("a listener");
     listener.set_nonblocking(true).expect("it does not block");
     ready.send(()).expect("the test waits");
-    while !stop.load(Ordering::Relaxed) {
-        let Ok((mut stream, from)) = listener.accept() else {
+    while !server.is_stopped() {
+        let Ok((stream, from)) = listener.accept() else {
             thread::sleep(Duration::from_millis(2));
             continue;
         };
-        let mut request = [0; 256];
-        // How a single client ends is not part of the test.
-        let _ = stream.set_nonblocking(false);
-        let _ = stream.set_read_timeout(Some(Duration::from_millis(500)));
-        let _ = stream.read(&mut request);
-        let _ = stream.write_all(reply(pod, from).as_bytes());
+        let (reply, stop, waits) = (reply(pod, from), Arc::clone(&server.stop), Arc::clone(&server.waits));
+        thread::spawn(move || serve_stream(stream, &reply, &stop, &waits));
     }
 }
 
-fn serve_datagrams(pod: &str, stop: &AtomicBool, ready: &Sender<()>) {
+/// Answers each question of a client. How a client ends is not part of the test.
+fn serve_stream(mut stream: TcpStream, reply: &str, stop: &AtomicBool, waits: &AtomicBool) -> io::Result<()> {
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(Duration::from_secs(30)))?;
+    while stream.read(&mut [0; 256])? > 0 && !stop.load(Ordering::Relaxed) {
+        while waits.load(Ordering::Relaxed) && !stop.load(Ordering::Relaxed) {
+            thread::sleep(Duration::from_millis(2));
+        }
+        stream.write_all(reply.as_bytes())?;
+    }
+    Ok(())
+}
+
+fn serve_datagrams(pod: &str, server: &Server, ready: &Sender<()>) {
     let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, PORT)).expect("a socket");
     socket.set_read_timeout(Some(Duration::from_millis(100))).expect("a time-out");
     ready.send(()).expect("the test waits");
     let mut request = [0; 256];
-    while !stop.load(Ordering::Relaxed) {
+    while !server.is_stopped() {
         let Ok((_, from)) = socket.recv_from(&mut request) else { continue };
         let _ = socket.send_to(reply(pod, from).as_bytes(), from);
     }

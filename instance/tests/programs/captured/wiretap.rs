@@ -73,7 +73,7 @@ fn contains(packet: &[u8], text: &[u8]) -> bool {
 }
 
 /// Source and destination of an IP packet.
-fn ends(packet: &[u8]) -> Option<[IpAddr; 2]> {
+pub(super) fn ends(packet: &[u8]) -> Option<[IpAddr; 2]> {
     match packet.first()? >> 4 {
         4 => {
             let at = |offset: usize| Some(IpAddr::from(*packet.get(offset..)?.first_chunk::<4>()?));
