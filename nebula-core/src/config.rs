@@ -68,6 +68,9 @@ pub struct Config {
     pub drop_local_broadcast: bool,
     /// Drop multicast packets.
     pub drop_multicast: bool,
+    /// MTU of the overlay device in bytes: how large the packets are that path MTU discovery tries to get to each peer.
+    /// `None`: no discovery, and every packet is sent whatever the path carries.
+    pub path_mtu: Option<u16>,
     /// What is known about the cluster that this node is a pod of. Its packets are addressed to pods and Services, and
     /// each new flow is looked up here; see [`crate::capture`]. `None`: they are addressed to overlay nodes.
     pub capture: Option<Arc<dyn Directory>>,
@@ -97,6 +100,7 @@ impl Config {
             listen_port: 0,
             drop_local_broadcast: false,
             drop_multicast: false,
+            path_mtu: None,
             capture: None,
         }
     }
@@ -218,6 +222,7 @@ impl Config {
             listen_port: _,
             drop_local_broadcast: _,
             drop_multicast: _,
+            path_mtu,
             capture,
         } = other;
         let parts = [
@@ -234,6 +239,7 @@ impl Config {
             (Part::Subnets, self.subnets != *subnets),
             (Part::StaticHosts, self.static_hosts != *static_hosts),
             (Part::Lighthouse, self.lighthouse != *lighthouse),
+            (Part::PathMtu, self.path_mtu != *path_mtu),
             (Part::Capture, self.capture.as_ref().map(address_of) != capture.as_ref().map(address_of)),
         ];
         parts.into_iter().filter_map(|(part, differs)| differs.then_some(part)).collect()
@@ -270,6 +276,8 @@ pub enum Part {
     StaticHosts,
     /// [`Config::lighthouse`]: this node reports to the lighthouses at once.
     Lighthouse,
+    /// [`Config::path_mtu`]: every path is examined again.
+    PathMtu,
     /// [`Config::capture`]: known flows are checked again, packets that wait for it are sent, and tunnels to pods whose
     /// address another pod has by now are closed.
     Capture,

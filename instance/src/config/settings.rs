@@ -243,6 +243,7 @@ impl Settings {
         config.accept_recv_error = self.listen.accept_recv_error;
         config.listen_port = listen_port;
         config.subnets = self.tun.routes.subnet_routes();
+        config.path_mtu = self.tun.path_mtu();
         config.drop_local_broadcast = self.tun.drop_local_broadcast;
         config.drop_multicast = self.tun.drop_multicast;
         config

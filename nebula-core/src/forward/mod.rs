@@ -8,10 +8,12 @@ mod coalesce;
 mod early;
 mod echo;
 mod explain;
+mod fit;
 mod forwarder;
 mod inbound;
 mod lane;
 mod layout;
+mod mss;
 mod outbound;
 mod piece;
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use super::captured;
+use super::fit;
 use super::forwarder::Snapshot;
 use super::reject::{self, MAX_ANSWERS, Meaning};
 use super::rewrite::{rewrite, rewrite_quoted};
@@ -152,6 +153,9 @@ pub(super) fn carry(
     }
     // A tunnel without a path to the peer counts as no tunnel.
     let carrier = forwarder.carrier(tunnel).ok_or(Stop::NoTunnel(hop.peer))?;
+    if !tunnel.path_limit.is_open() {
+        fit::examine(lane, tunnel, packet, (parsed, offload, &plan))?;
+    }
     match form {
         Form::AsItIs => {}
         Form::Translated(translation) => rewrite(packet, parsed, offload, &translation.out())?,

@@ -41,6 +41,7 @@ impl Node {
         if let Some(directory) = &self.config.capture {
             live.incarnations.update(&tunnel.peer_addresses, &**directory);
         }
+        self.inherit_path_mtu(now, &mut live);
         self.tunnels.insert(live);
         if self.tunnels.is_newest(&tunnel, self.forwarder.tunnels()) {
             self.forwarder.tunnels().set_primary(&tunnel);
@@ -65,7 +66,7 @@ impl Node {
                 known.report_relays(relay, vec![relay]);
             }
             for packet in self.pending.take_packets(address) {
-                self.outbox.overlay_packet(now, packet);
+                self.send_waiting(now, packet);
             }
         }
         if tunnel.initiator {
@@ -92,7 +93,7 @@ impl Node {
             self.introduce(now, from, request);
         }
         for packet in waiting.take_packets() {
-            self.outbox.overlay_packet(now, packet);
+            self.send_waiting(now, packet);
         }
     }
 
@@ -138,6 +139,7 @@ impl Node {
         }
         if primary && traffic.sent {
             self.seek_path(now, &tunnel);
+            self.look_after_path_mtu(now, index);
         }
     }
 
@@ -234,6 +236,7 @@ impl Node {
     pub(super) fn remove_tunnel(&mut self, index: LocalIndex, reason: TunnelDownReason) {
         let Some(live) = self.tunnels.remove(index) else { return };
         self.timer.cancel(Due::Tunnel(index));
+        self.timer.cancel(Due::PathMtu(index));
         self.forwarder.tunnels().retire(index);
         let peer = live.tunnel.peer_addresses.clone();
         for &address in &peer {

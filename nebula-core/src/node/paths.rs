@@ -63,14 +63,14 @@ impl Node {
 /// handshakes.
 #[derive(Debug)]
 pub(super) struct Paths<'a> {
-    now: Instant,
-    config: &'a Config,
-    tunnels: &'a mut Tunnels,
-    hops: &'a Hops,
+    pub(super) now: Instant,
+    pub(super) config: &'a Config,
+    pub(super) tunnels: &'a mut Tunnels,
+    pub(super) hops: &'a Hops,
     lighthouse: &'a mut lighthouse::Client,
-    timer: &'a mut Timer,
-    outbox: &'a mut Outbox,
-    forwarder: &'a Forwarder,
+    pub(super) timer: &'a mut Timer,
+    pub(super) outbox: &'a mut Outbox,
+    pub(super) forwarder: &'a Forwarder,
 }
 
 impl Paths<'_> {
@@ -161,6 +161,8 @@ impl Paths<'_> {
                 live.liveness = Liveness::default();
                 live.announced = true;
             }
+            // This node may be in another network now.
+            tunnel.path_limit.forget();
             self.timer
                 .set_on_grid(Due::Tunnel(tunnel.local_index), self.now + self.config.timers.connection_alive_interval);
             self.outbox.message(&tunnel, MessageType::TestRequest, &[]);

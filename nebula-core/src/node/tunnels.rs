@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use nebula_cert::{Fingerprint, UnixTime, Version};
 
 use super::incarnations::Incarnations;
+use super::path_mtu::Search;
 use crate::config::Timers;
 use crate::index::{LocalIndex, RemoteIndex};
 use crate::relay::RateLimit;
@@ -47,6 +48,8 @@ pub(super) struct Live {
     pub(super) introductions: RateLimit,
     /// Which pods have the peer's addresses.
     pub(super) incarnations: Incarnations,
+    /// How large a packet the path to the peer carries.
+    pub(super) path_mtu: Search,
 }
 
 impl Live {
@@ -68,6 +71,7 @@ impl Live {
             challenge_after: now,
             introductions: RateLimit::default(),
             incarnations: Incarnations::default(),
+            path_mtu: Search::new(now, took),
         }
     }
 

@@ -30,6 +30,7 @@ mod lighthouse;
 mod lossy_link;
 mod nat;
 mod partition;
+mod path_mtu;
 mod random_operations;
 mod recovery;
 mod recv_error;

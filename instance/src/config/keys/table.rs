@@ -192,6 +192,13 @@ pub(super) const KEYS: &[Key] = &[
     key("tun.disabled", Boolean, "false", OnStart, "no device; no privilege is needed then"),
     key("tun.dev", Text, "the kernel's choice", OnStart, "name of the device, at most 15 bytes"),
     key("tun.mtu", Number(0, U32), "1300", OnReload, "largest packet of the overlay"),
+    key(
+        "tun.path_mtu_discovery",
+        Boolean,
+        "true",
+        OnReload,
+        "find out how large a packet the path to each peer carries",
+    ),
     key("tun.tx_queue", Number(0, U32), "500", OnStart, "transmit queue of the device, in packets"),
     key("tun.drop_local_broadcast", Boolean, "false", OnStart, "drop packets to the broadcast address of the overlay"),
     key("tun.drop_multicast", Boolean, "false", OnStart, "drop multicast packets"),

@@ -188,6 +188,7 @@ fn weight(punt: &Punt) -> usize {
         | Punt::UnknownIndex { .. }
         | Punt::Roamed { .. }
         | Punt::Confirmed { .. }
+        | Punt::PathUnexamined { .. }
         | Punt::Dropped { .. } => 0,
     }
 }
