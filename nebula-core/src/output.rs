@@ -152,10 +152,13 @@ pub enum Punt {
         /// New underlay source.
         from: SocketAddr,
     },
-    /// The first packet in a tunnel by a path of which it is not known how large a packet it carries.
+    /// The first packet in a tunnel by a path of which it is not known how large a packet it carries, or one that opens a
+    /// TCP connection before that is known.
     PathUnexamined {
         /// Tunnel.
         tunnel: LocalIndex,
+        /// The packet, if it has to wait: it says how large the packets are that its sender wants to get.
+        waits: Option<PacketOwned>,
     },
     /// An overlay packet was dropped. Only a sample, for who asks why.
     Dropped {

@@ -50,6 +50,7 @@ mod memory;
 mod metrics;
 mod no_ssh;
 mod packaging;
+mod path_mtu;
 mod paths;
 mod pods;
 mod privileges;

@@ -8,23 +8,13 @@ use crate::wire::ip::{Packet, protocol};
 /// packet; a packet that is no SYN, or announces no segment size, stays as it is.
 pub(super) fn clamp(packet: &mut [u8], parsed: &Packet, offload: Offload, limit: u16) -> bool {
     let at = parsed.transport_offset;
-    if parsed.flow.protocol != protocol::TCP || parsed.fragmented {
-        return false;
-    }
     let is_v6 = packet.first().is_some_and(|first| first >> 4 == 6);
     // Ends subtract their own options from the size that is announced, so only the fixed headers count (RFC 6691).
     let most = limit.saturating_sub(if is_v6 { 60 } else { 40 }).max(MIN_SEGMENT_SIZE);
-    let Some(transport) = packet.get_mut(at..) else { return false };
-    let Some(fixed) = transport.first_chunk::<20>() else { return false };
-    if fixed[13] & SYN == 0 {
+    let Some((place, announced)) = announced(packet, parsed).filter(|(_, announced)| *announced > most) else {
         return false;
-    }
-    let end = usize::from(fixed[12] >> 4) * 4;
-    let Some(place) = transport.get(20..end).and_then(find).map(|place| 20 + place) else { return false };
-    let announced = u16::from_be_bytes([transport[place], transport[place + 1]]);
-    if announced <= most {
-        return false;
-    }
+    };
+    let transport = &mut packet[at..];
     transport[place..place + 2].copy_from_slice(&most.to_be_bytes());
     // The rest of a partial checksum is computed over what the packet then contains.
     let is_partial = offload.checksum.is_some_and(|(start, of)| usize::from(start) == at && of == 16);
@@ -36,6 +26,21 @@ pub(super) fn clamp(packet: &mut [u8], parsed: &Packet, offload: Offload, limit:
         transport[16..18].copy_from_slice(&sum.to_be_bytes());
     }
     true
+}
+
+/// Where in the TCP header the segment size is that a SYN announces, and the size; `None` for other packets.
+pub(super) fn announced(packet: &[u8], parsed: &Packet) -> Option<(usize, u16)> {
+    if parsed.flow.protocol != protocol::TCP || parsed.fragmented {
+        return None;
+    }
+    let transport = packet.get(parsed.transport_offset..)?;
+    let fixed = transport.first_chunk::<20>()?;
+    if fixed[13] & SYN == 0 {
+        return None;
+    }
+    let end = usize::from(fixed[12] >> 4) * 4;
+    let place = 20 + find(transport.get(20..end)?)?;
+    Some((place, u16::from_be_bytes([transport[place], transport[place + 1]])))
 }
 
 /// Where in the options of a TCP header the value of the maximum segment size is.

@@ -39,6 +39,8 @@ pub(super) enum Stop {
     NoTunnel(IpAddr),
     /// Nothing is known about the destination.
     Unknown,
+    /// It waits for something else; a punt is in the lane.
+    Punted,
 }
 
 impl From<DropReason> for Stop {
@@ -71,6 +73,7 @@ fn outbound(forwarder: &Forwarder, lane: &mut Lane, now: Instant, packet: &mut [
             Ok(()) => return Verdict::Punt,
             Err(reason) => reason,
         },
+        Err(Stop::Punted) => return Verdict::Punt,
         Err(Stop::Drop(reason)) => {
             // Under capture, a destination answers like a closed port, whatever the firewall does.
             let is_closed = matches!(reason, DropReason::Refused | DropReason::EndpointGone);

@@ -98,8 +98,8 @@ impl Node {
                 self.handle_no_tunnel(now, peer, packet);
                 false
             }
-            Some(Punt::PathUnexamined { tunnel }) => {
-                self.paths(now).examine(tunnel);
+            Some(Punt::PathUnexamined { tunnel, waits }) => {
+                self.paths(now).examine(tunnel, waits);
                 false
             }
             _ => false,

@@ -16,7 +16,7 @@ use crate::forward::{Capture, Route};
 use crate::index::{LocalIndex, RelayIndex, RemoteIndex};
 use crate::lighthouse::KnownEndpoints;
 use crate::relay::{Entry, Kind, State};
-use crate::tunnel::Tunnel;
+use crate::tunnel::{PathState, Tunnel};
 use crate::wire::ip::FlowKey;
 use crate::{DropReason, Forwarder};
 
@@ -196,7 +196,7 @@ impl TunnelStatus {
             name: tunnel.peer.name().to_owned(),
             endpoint: tunnel.endpoint(),
             relay: forwarder.relay_of(tunnel),
-            path_mtu: live.path_mtu.known().filter(|_| !tunnel.path_limit.is_unexamined()),
+            path_mtu: live.path_mtu.known().filter(|_| tunnel.path_limit.state() != PathState::Unexamined),
             local_index: tunnel.local_index,
             remote_index: tunnel.remote_index,
             message_counter: tunnel.session.next_counter(),

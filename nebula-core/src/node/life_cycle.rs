@@ -41,7 +41,7 @@ impl Node {
         if let Some(directory) = &self.config.capture {
             live.incarnations.update(&tunnel.peer_addresses, &**directory);
         }
-        self.inherit_path_mtu(now, &mut live);
+        self.prepare_path_mtu(now, &mut live);
         self.tunnels.insert(live);
         if self.tunnels.is_newest(&tunnel, self.forwarder.tunnels()) {
             self.forwarder.tunnels().set_primary(&tunnel);

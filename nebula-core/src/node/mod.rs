@@ -166,7 +166,7 @@ impl Node {
                 self.handle_message(now, tunnel, from, kind, &plaintext);
             }
             Punt::Roamed { tunnel, from } => self.paths(now).handle_roamed(tunnel, from),
-            Punt::PathUnexamined { tunnel } => self.paths(now).examine(tunnel),
+            Punt::PathUnexamined { tunnel, waits } => self.paths(now).examine(tunnel, waits),
             Punt::Confirmed { tunnel, from } => self.handle_confirmed(now, tunnel, from),
             Punt::Dropped { direction, flow, reason, tunnel } => {
                 let peer = tunnel.and_then(|index| self.tunnels.get(index)?.tunnel.peer_addresses.first().copied());
@@ -332,8 +332,8 @@ impl Node {
 
     /// Sends a packet that waited for a tunnel. If it cannot be sent now, it is lost: keeping it again would loop.
     fn send_waiting(&mut self, now: Instant, packet: PacketOwned) {
-        if let Some(Punt::PathUnexamined { tunnel }) = self.outbox.overlay_packet(now, packet) {
-            self.paths(now).examine(tunnel);
+        if let Some(Punt::PathUnexamined { tunnel, waits }) = self.outbox.overlay_packet(now, packet) {
+            self.paths(now).examine(tunnel, waits);
         }
     }
 

@@ -104,9 +104,8 @@ impl Outbox {
             let whole = &self.lane.headers()[delivery.header.clone()];
             cut_packet(whole, delivery.offload, |packet| self.packets.push_back(packet.to_vec()));
         }
-        let is_packets = |punt: &Punt| {
-            matches!(punt, Punt::NoTunnel { .. } | Punt::Unknown { .. } | Punt::PathUnexamined { .. })
-        };
+        let is_packets =
+            |punt: &Punt| matches!(punt, Punt::NoTunnel { .. } | Punt::Unknown { .. } | Punt::PathUnexamined { .. });
         let punt = self.lane.take_punts().find(is_packets);
         self.lane.clear();
         punt

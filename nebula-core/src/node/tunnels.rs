@@ -15,7 +15,7 @@ use crate::index::{LocalIndex, RemoteIndex};
 use crate::relay::RateLimit;
 use crate::tunnel::liveness::{Decision, Facts, Liveness};
 use crate::tunnel::{Traffic, Tunnel, TunnelTable};
-use crate::{Config, Origin};
+use crate::{Config, Origin, PacketOwned};
 
 /// A live tunnel with its control state.
 #[derive(Debug)]
@@ -50,6 +50,8 @@ pub(super) struct Live {
     pub(super) incarnations: Incarnations,
     /// How large a packet the path to the peer carries.
     pub(super) path_mtu: Search,
+    /// Packets that open connections, and wait until that is known.
+    pub(super) openings: Vec<PacketOwned>,
 }
 
 impl Live {
@@ -72,6 +74,7 @@ impl Live {
             introductions: RateLimit::default(),
             incarnations: Incarnations::default(),
             path_mtu: Search::new(now, took),
+            openings: Vec::new(),
         }
     }
 

@@ -21,7 +21,7 @@ use nebula_cert::{VerifiedCertificate, Version};
 pub(crate) use half_open::{HalfOpen, TEST_LEN};
 pub(crate) use hint::TunnelHint;
 pub(crate) use identity::{PeerIdentity, route_digest};
-pub(crate) use path_limit::PathLimit;
+pub(crate) use path_limit::{PathLimit, PathState};
 pub(crate) use replay_window::CounterSet;
 pub use replay_window::ReplayWindow;
 pub(crate) use session::Negotiated;
@@ -98,7 +98,7 @@ impl Tunnel {
             peer_time: done.peer_time,
             endpoint: ArcSwapOption::new(endpoint.map(Arc::new)),
             hop: AtomicU64::new(0),
-            path_limit: PathLimit::unexamined(),
+            path_limit: PathLimit::off(),
             // Only the holder of the keys can send the second handshake message; the first may be a replay.
             confirmed: AtomicBool::new(done.initiator),
             received: AtomicBool::new(false),

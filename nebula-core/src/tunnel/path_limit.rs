@@ -8,64 +8,103 @@ use std::sync::atomic::{AtomicU32, Ordering};
 #[derive(Debug)]
 pub(crate) struct PathLimit(AtomicU32);
 
+/// What is known about a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PathState {
+    /// Nothing, and nobody examines it.
+    Unexamined,
+    /// Nothing yet.
+    UnderExamination,
+    /// Packets of at most this many bytes pass.
+    Limited(u16),
+    /// Every packet passes, or nobody wants to know.
+    Open,
+}
+
 impl PathLimit {
-    /// A path that nobody has examined.
-    pub(crate) fn unexamined() -> Self {
-        Self(AtomicU32::new(UNEXAMINED))
+    /// A path that nobody wants to be examined.
+    pub(crate) fn off() -> Self {
+        Self(AtomicU32::new(OFF))
     }
 
     /// Whether every packet of the overlay device passes.
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == OPEN
+        self.0.load(Ordering::Relaxed) >= OPEN
     }
 
-    /// Whether nobody has examined the path.
-    pub(crate) fn is_unexamined(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == UNEXAMINED
+    /// What is known.
+    pub(crate) fn state(&self) -> PathState {
+        match self.0.load(Ordering::Relaxed) {
+            UNEXAMINED => PathState::Unexamined,
+            UNDER_EXAMINATION => PathState::UnderExamination,
+            limit => u16::try_from(limit).map_or(PathState::Open, PathState::Limited),
+        }
     }
 
-    /// The largest packet that passes, in bytes; `None` if there is no known limit.
-    pub(crate) fn get(&self) -> Option<u16> {
-        u16::try_from(self.0.load(Ordering::Relaxed)).ok().filter(|limit| u32::from(*limit) != UNEXAMINED)
+    /// Sets what is known.
+    pub(crate) fn set(&self, state: PathState) {
+        let value = match state {
+            PathState::Unexamined => UNEXAMINED,
+            PathState::UnderExamination => UNDER_EXAMINATION,
+            PathState::Limited(limit) => u32::from(limit).max(UNDER_EXAMINATION + 1),
+            PathState::Open => OPEN,
+        };
+        self.0.store(value, Ordering::Relaxed);
     }
 
-    /// Sets the largest packet that passes; `None`: every packet passes.
-    pub(crate) fn set(&self, limit: Option<u16>) {
-        self.0.store(limit.map_or(OPEN, u32::from), Ordering::Relaxed);
+    /// Whether paths of this tunnel are to be examined. Forgets what is known.
+    pub(crate) fn switch(&self, on: bool) {
+        self.0.store(if on { UNEXAMINED } else { OFF }, Ordering::Relaxed);
     }
 
-    /// Returns to the state of a path that nobody has examined, because there is another path.
+    /// Forgets what is known, because there is another path.
     pub(crate) fn forget(&self) {
-        self.0.store(UNEXAMINED, Ordering::Relaxed);
+        if self.0.load(Ordering::Relaxed) != OFF {
+            self.set(PathState::Unexamined);
+        }
     }
 
-    /// Returns `true` to the first caller since the path became unexamined, who has to ask for an examination. Every packet
-    /// passes meanwhile.
+    /// Returns `true` to the first caller since the path became unexamined, who has to ask for an examination.
     pub(crate) fn claim(&self) -> bool {
-        self.0.compare_exchange(UNEXAMINED, OPEN, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        self.0.compare_exchange(UNEXAMINED, UNDER_EXAMINATION, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 }
 
 const UNEXAMINED: u32 = 0;
-const OPEN: u32 = u32::MAX;
+const UNDER_EXAMINATION: u32 = 1;
+const OPEN: u32 = u32::MAX - 1;
+const OFF: u32 = u32::MAX;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_path_is_claimed_once_until_it_changes_and_has_no_limit_until_one_is_set() {
-        let limit = PathLimit::unexamined();
-        assert!(!limit.is_open() && limit.get().is_none());
+    fn a_path_is_claimed_once_until_it_changes() {
+        let limit = PathLimit::off();
+        limit.switch(true);
+        assert!(!limit.is_open() && limit.state() == PathState::Unexamined);
         assert!(limit.claim() && !limit.claim());
-        assert!(limit.is_open() && limit.get().is_none());
-        limit.set(Some(1140));
-        assert!(!limit.is_open() && !limit.claim());
-        assert_eq!(limit.get(), Some(1140));
+        assert!(!limit.is_open() && limit.state() == PathState::UnderExamination);
+        for state in [PathState::Limited(1140), PathState::Limited(u16::MAX), PathState::Open] {
+            limit.set(state);
+            assert!(!limit.claim() && limit.is_open() == (state == PathState::Open));
+            assert_eq!(limit.state(), state);
+        }
         limit.forget();
-        assert!(limit.get().is_none() && limit.claim());
-        limit.set(None);
+        assert!(limit.claim());
+    }
+
+    #[test]
+    fn a_path_that_nobody_wants_to_be_examined_is_open_wherever_it_leads() {
+        let limit = PathLimit::off();
+        for _ in 0..2 {
+            assert!(limit.is_open() && !limit.claim());
+            limit.forget();
+        }
+        limit.switch(true);
+        limit.switch(false);
         assert!(limit.is_open());
     }
 }

@@ -113,17 +113,60 @@ fn connections_over_a_narrow_path_announce_smaller_segments_in_both_directions()
     net.restart(b);
     net.ping(a, b).until_delivered();
     net.run_for(SECOND);
-    let mut syn = tcp_segment((40_000, 80), SYN, (1, 0), &[]);
-    syn[12] = 6 << 4;
-    syn.splice(20..20, [2, 4, 0x04, 0xec]);
     for (from, to) in [(a, b), (b, a)] {
-        let packet = ip(net.overlay(from), net.overlay(to), TCP, &syn);
+        let packet = opening(&net, from, to, 40_000);
         assert_eq!(net.send_packet(from, &packet), Verdict::Transmit);
         net.run_for(SECOND);
-        let received = net.packets(to).last().unwrap();
-        assert_eq!(received[40..44], [&[2, 4][..], &1100_u16.to_be_bytes()].concat());
+        assert_eq!(announced(&net, to), [1100]);
     }
     assert_eq!(net.counter(a, "segment_size_lowered"), 2);
+}
+
+/// A packet that opens a connection and announces segments of 1260 bytes.
+fn opening(net: &SimNet, from: HostId, to: HostId, port: u16) -> Vec<u8> {
+    let mut syn = tcp_segment((port, 80), SYN, (1, 0), &[]);
+    syn[12] = 6 << 4;
+    syn.splice(20..20, [2, 4, 0x04, 0xec]);
+    ip(net.overlay(from), net.overlay(to), TCP, &syn)
+}
+
+/// The segment sizes that connections announced to a host.
+fn announced(net: &SimNet, host: HostId) -> Vec<u16> {
+    let openings = net.packets(host).iter().filter(|packet| packet.len() == 44 && packet[9] == TCP);
+    openings.map(|packet| u16::from_be_bytes([packet[42], packet[43]])).collect()
+}
+
+#[test]
+fn connections_that_are_opened_before_the_path_is_known_wait_for_it() {
+    let round_trip = Duration::from_millis(10);
+    for (seed, path, size, within) in [(17, 1500, 1260, 2 * round_trip), (18, 1200, 1100, SECOND / 2)] {
+        let (mut net, a, b) = hosts(seed, 1300, path);
+        for port in 1..=20 {
+            let packet = opening(&net, a, b, port);
+            let _verdict = net.send_packet(a, &packet);
+            net.run_for(Duration::from_micros(10));
+        }
+        net.run_for(round_trip);
+        let fast = Duration::from_millis(1);
+        net.run_for(within + fast);
+        assert_eq!(announced(&net, b), [size; 16], "no more than 16 wait");
+        let packet = opening(&net, a, b, 21);
+        assert_eq!(net.send_packet(a, &packet), Verdict::Transmit);
+        net.run_for(SECOND);
+        assert_eq!(announced(&net, b), [size; 17]);
+    }
+}
+
+#[test]
+fn a_connection_to_a_peer_that_answers_no_probes_is_opened_all_the_same() {
+    let (mut net, a, b) = hosts(19, 1300, 300);
+    net.set_link(Link::default());
+    net.ping(b, a).until_delivered();
+    net.set_link(Link::carrying(300));
+    let packet = opening(&net, a, b, 1);
+    assert_eq!(net.send_packet(a, &packet), Verdict::Punt);
+    net.run_for(SECOND);
+    assert_eq!((announced(&net, b), mtu(&net, a, b)), (vec![1260], None));
 }
 
 #[test]

@@ -8,6 +8,8 @@ mod probing;
 
 use std::time::{Duration, Instant};
 
+use crate::tunnel::PathState;
+
 pub(super) use self::probe::Probe;
 
 /// Where a search stands. Sends nothing: each step returns the probes to send.
@@ -36,6 +38,8 @@ pub(super) struct Search {
     raise_at: Instant,
     /// Whether to try the largest of all then, and not the next larger one.
     is_turn_of_top: bool,
+    /// The first run on the present path.
+    is_first_run: bool,
 }
 
 /// Probes under way.
@@ -75,12 +79,22 @@ impl Search {
             examined: (0, now),
             raise_at: now,
             is_turn_of_top: true,
+            is_first_run: false,
         }
     }
 
-    /// The largest packet to send; `None`: any.
-    pub(super) fn limit(&self) -> Option<u16> {
-        self.limit
+    /// What lanes have to know.
+    pub(super) fn state(&self) -> PathState {
+        match self.limit {
+            Some(limit) => PathState::Limited(limit),
+            None if self.is_first_run => PathState::UnderExamination,
+            None => PathState::Open,
+        }
+    }
+
+    /// Whether this is the first run on the present path.
+    pub(super) fn is_examining(&self) -> bool {
+        self.is_first_run
     }
 
     /// The largest packet that is known to pass.
@@ -92,10 +106,13 @@ impl Search {
     /// the next send counter of the tunnel.
     pub(super) fn begin(&mut self, now: Instant, sent: u64, mtu: u16, overhead: u16) -> Step {
         (self.first, self.confirmed, self.limit, self.run) = (self.next, 0, None, None);
+        self.is_first_run = false;
         (self.mtu, self.top, self.overhead) = (mtu, mtu.min(MAX_PROBE - overhead), overhead);
         if self.smallest().is_none_or(|smallest| smallest >= self.top) {
+            self.top = 0;
             return Step::default();
         }
+        self.is_first_run = true;
         self.check(now, sent, self.top)
     }
 
@@ -111,6 +128,7 @@ impl Search {
     /// Stops, and forgets what is known.
     pub(super) fn stop(&mut self) {
         (self.first, self.confirmed, self.limit, self.run) = (self.next, 0, None, None);
+        self.is_first_run = false;
     }
 
     /// Whether the traffic since the path was last examined is a reason to call [`Search::due`].
@@ -133,7 +151,7 @@ impl Search {
             // Nothing is answered: that is no question of size.
             Some(Run::Check { best: 0, .. }) => self.rest(now, sent),
             Some(Run::Check { target, best, .. }) => {
-                (self.confirmed, self.limit) = (best, Some(best));
+                (self.confirmed, self.limit, self.is_first_run) = (best, Some(best), false);
                 self.raise_at = now + RAISE_INTERVAL;
                 let fails = self.rungs(best, target).next().unwrap_or(target);
                 self.narrow(now, sent, fails)
@@ -179,7 +197,9 @@ impl Search {
 
     fn may_check(&self, now: Instant, sent: u64) -> bool {
         let (counter, at) = self.examined;
-        self.confirmed > 0 && sent.saturating_sub(counter) >= DATAGRAMS_PER_CHECK && now >= at + CHECK_INTERVAL
+        // A peer that answered nothing is asked less often.
+        let interval = if self.confirmed > 0 { CHECK_INTERVAL } else { RAISE_INTERVAL };
+        self.top > 0 && sent.saturating_sub(counter) >= DATAGRAMS_PER_CHECK && now >= at + interval
     }
 
     fn may_raise(&self, now: Instant, sent: u64) -> bool {
@@ -232,7 +252,7 @@ impl Search {
 
     /// Ends the run.
     fn rest(&mut self, now: Instant, sent: u64) -> Step {
-        (self.run, self.examined) = (None, (sent, now));
+        (self.run, self.examined, self.is_first_run) = (None, (sent, now), false);
         Step { probes: Vec::new(), next: Some(now + CHECK_INTERVAL) }
     }
 

@@ -92,7 +92,7 @@ impl Path {
 
     /// The whole IP packet on the underlay that the limit stands for.
     fn limit(&self) -> Option<u16> {
-        self.search.limit().map(|limit| limit + OVERHEAD)
+        self.search.limit.map(|limit| limit + OVERHEAD)
     }
 }
 
@@ -229,7 +229,7 @@ proptest! {
         let known = path.search.known();
         prop_assert!(known.is_none_or(|known| known <= best), "{known:?} of {best}");
         let enough = |known: u16| u32::from(known) * 6 / 5 >= u32::from(best);
-        prop_assert!(path.search.limit().is_none_or(enough), "{known:?} of {best}");
-        prop_assert!(path.search.limit().is_some() || best == top, "{best}");
+        prop_assert!(path.search.limit.is_none_or(enough), "{known:?} of {best}");
+        prop_assert!(path.search.limit.is_some() || best == top, "{best}");
     }
 }
