@@ -73,7 +73,8 @@ impl Live {
             challenge_after: now,
             introductions: RateLimit::default(),
             incarnations: Incarnations::default(),
-            path_mtu: Search::new(now, took),
+            // What this node waited for after it answered.
+            path_mtu: Search::new(now, took.unwrap_or_else(|| now.saturating_duration_since(since))),
             openings: Vec::new(),
         }
     }

@@ -31,7 +31,7 @@ pub(super) struct Search {
     /// The largest packet to send; `None`: any.
     limit: Option<u16>,
     run: Option<Run>,
-    round_trip: Option<Duration>,
+    round_trip: Duration,
     /// Send counter of the tunnel, and time, when the path was last examined.
     examined: (u64, Instant),
     /// When to look for a larger packet next, while there is a limit.
@@ -64,7 +64,7 @@ pub(super) struct Step {
 
 impl Search {
     /// A search on a path that nobody has examined. `round_trip` is what the handshake took.
-    pub(super) fn new(now: Instant, round_trip: Option<Duration>) -> Self {
+    pub(super) fn new(now: Instant, round_trip: Duration) -> Self {
         Self {
             epoch: now,
             first: 0,
@@ -75,7 +75,7 @@ impl Search {
             confirmed: 0,
             limit: None,
             run: None,
-            round_trip: round_trip.map(|took| took.min(MAX_HANDSHAKE)),
+            round_trip: round_trip.min(MAX_HANDSHAKE),
             examined: (0, now),
             raise_at: now,
             is_turn_of_top: true,
@@ -121,7 +121,7 @@ impl Search {
     pub(super) fn inherit(&mut self, now: Instant, sent: u64, older: &Self) {
         (self.mtu, self.top, self.overhead) = (older.mtu, older.top, older.overhead);
         (self.confirmed, self.limit) = (older.confirmed, older.limit);
-        (self.round_trip, self.raise_at) = (older.round_trip.or(self.round_trip), older.raise_at);
+        (self.round_trip, self.raise_at) = (older.round_trip, older.raise_at);
         self.examined = (sent, now);
     }
 
@@ -267,13 +267,12 @@ impl Search {
 
     /// How long an answer may take.
     fn patience(&self) -> Duration {
-        let Some(round_trip) = self.round_trip else { return UNKNOWN_PATIENCE };
-        (round_trip * 2 + MIN_PATIENCE / 2).clamp(MIN_PATIENCE, MAX_PATIENCE)
+        (self.round_trip * 2 + MIN_PATIENCE / 2).clamp(MIN_PATIENCE, MAX_PATIENCE)
     }
 
     fn measure(&mut self, now: Instant, probe: Probe) {
         let Some(sample) = now.saturating_duration_since(self.epoch).checked_sub(probe.stamp) else { return };
-        self.round_trip = Some(self.round_trip.map_or(sample, |known| (known * 3 + sample) / 4));
+        self.round_trip = (self.round_trip * 3 + sample.min(MAX_PATIENCE)) / 4;
     }
 
     /// The sizes of the ladder between these two, which are not among them.
@@ -310,8 +309,6 @@ const MIN_DATAGRAMS: u64 = 8;
 /// The answer may be computed by a busy host.
 const MIN_PATIENCE: Duration = Duration::from_millis(50);
 const MAX_PATIENCE: Duration = Duration::from_secs(1);
-/// While nobody knows how far the peer is.
-const UNKNOWN_PATIENCE: Duration = Duration::from_millis(200);
 /// A handshake that took longer was repeated.
 const MAX_HANDSHAKE: Duration = Duration::from_millis(100);
 

@@ -32,7 +32,7 @@ impl Path {
     fn new(mtu: u16, round_trip: Duration) -> Self {
         let now = base();
         Self {
-            search: Search::new(now, None),
+            search: Search::new(now, round_trip),
             now,
             due: None,
             answers: Vec::new(),
