@@ -51,6 +51,7 @@ impl Node {
                 self.remove_tunnel(surplus, TunnelDownReason::Superseded);
             }
         }
+        self.note_kept(now, &tunnel);
         self.put_to_use(now, &tunnel, relay);
     }
 
@@ -253,6 +254,7 @@ impl Node {
         self.hops.forget_neighbour(&live.tunnel, &self.tunnels);
         let gone = peer.iter().all(|address| self.tunnels.of_peer(*address).is_empty());
         if gone {
+            self.renew_kept(&peer);
             peer.iter().for_each(|address| self.hops.disestablish(*address, &self.tunnels));
             self.server.forget(&peer);
         }

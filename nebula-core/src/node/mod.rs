@@ -7,6 +7,7 @@
 //! - What starts handshakes or ends tunnels is a method of [`Node`]: `handshakes`, `life_cycle`, and the first block of
 //!   the files above. These call each other in circles, as the protocol does: a handshake asks the lighthouses for an
 //!   endpoint, and asking them may take a handshake.
+//!   `warm` is another of them: it keeps tunnels that nobody uses.
 //! - `inspect` has the read-only views.
 
 mod confirmation;
@@ -23,6 +24,7 @@ mod relaying;
 mod rendezvous;
 mod timer;
 mod tunnels;
+mod warm;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -43,6 +45,8 @@ use self::timer::{Due, Timer};
 #[cfg(feature = "simulator")]
 pub(crate) use self::tunnels::Established;
 use self::tunnels::Tunnels;
+pub(crate) use self::warm::MAX_KEPT;
+use self::warm::Warm;
 use crate::counters::Direction;
 use crate::diagnosis::Journal;
 use crate::forward::LocalPolicy;
@@ -110,6 +114,7 @@ pub struct Node {
     journal: Journal,
     outbox: Outbox,
     held: Held,
+    warm: Warm,
     forwarder: Arc<Forwarder>,
 }
 
@@ -145,10 +150,14 @@ impl Node {
             journal: Journal::default(),
             outbox: Outbox::new(Arc::clone(&forwarder)),
             held: Held::default(),
+            warm: Warm::default(),
             forwarder: Arc::clone(&forwarder),
         };
         node.forwarder.set_directory(node.config.capture.clone());
         node.housekeeping(now);
+        if !node.config.keep.is_empty() {
+            node.apply_kept(now);
+        }
         (node, forwarder)
     }
 
@@ -281,6 +290,7 @@ impl Node {
                 Part::Relay => self.apply_relay_settings(now),
                 Part::Lighthouse => self.apply_lighthouse_settings(now),
                 Part::PathMtu => self.examine_all_paths(),
+                Part::Keep => self.apply_kept(now),
                 Part::Capture => {
                     self.end_former_pods(now, old.capture.as_deref());
                     self.forwarder.set_directory(self.config.capture.clone());
@@ -362,6 +372,7 @@ impl Node {
             Due::HalfOpen(index) => self.callers(now).due(index),
             Due::LighthouseUpdate => self.update_lighthouses(now),
             Due::HolePunch => self.punch_due(now),
+            Due::Warm => self.keep_warm(now),
             Due::Held => self.held_due(now),
             Due::Housekeeping => self.housekeeping(now),
         }

@@ -15,6 +15,8 @@ pub(super) enum Due {
     Tunnel(LocalIndex),
     /// Next step of the search for the path MTU of this tunnel.
     PathMtu(LocalIndex),
+    /// Look after the tunnels that are kept.
+    Warm,
     /// Tell the lighthouses where this node is.
     LighthouseUpdate,
     /// The next scheduled hole punch.

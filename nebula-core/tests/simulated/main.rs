@@ -26,6 +26,7 @@ mod hole_punching;
 mod hostile_datagrams;
 mod icmp_errors;
 mod inquiries;
+mod kept_tunnels;
 mod lighthouse;
 mod lossy_link;
 mod nat;

@@ -305,10 +305,8 @@ fn path_mtu(path: &Value, host: &Value) -> Option<Finding> {
             text(&path["endpoint"]),
             text(&path["device"]),
         );
-        let advice = format!(
-            "Set tun.mtu to {} or less on both hosts, or tun.path_mtu_discovery to true.",
-            mtu - overhead
-        );
+        let advice =
+            format!("Set tun.mtu to {} or less on both hosts, or tun.path_mtu_discovery to true.", mtu - overhead);
         Finding::warning("path_mtu", text(&path["peer"]), cause, &advice)
     })
 }
