@@ -107,7 +107,7 @@ impl Side {
         self.forwarder.inbound(&mut self.lane, now, &mut buffer, &received);
         for run in self.lane.runs() {
             for datagram in self.lane.arena()[run.range.clone()].chunks(run.segment_size.max(1)) {
-                self.passed_on.push(Transmit { to: run.to, datagram: datagram.to_vec() });
+                self.passed_on.push(Transmit { to: run.to, datagram: datagram.to_vec(), must_be_whole: false });
             }
         }
         let punts: Vec<Punt> = self.lane.take_punts().collect();

@@ -48,7 +48,7 @@ impl Trio {
             for from in 0..3 {
                 let side = if from == 2 { &mut self.relay } else { &mut self.ends[from] };
                 let (at, sent) = (side.at, side.take_transmits());
-                for Transmit { to, datagram } in sent {
+                for Transmit { to, datagram, .. } in sent {
                     carried = true;
                     let receiver = match self.ends.iter_mut().find(|end| end.at == to) {
                         Some(end) => Some(end),

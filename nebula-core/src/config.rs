@@ -26,6 +26,9 @@ pub use validation::{ConfigProblem, InvalidConfig};
 /// Peers read only so many relays of a host; see [`Relay::relays`].
 pub const MAX_RELAYS: usize = crate::wire::messages::MAX_ADDRESSES;
 
+/// Maximum number of tunnels that are kept; see [`Keep`].
+pub const MAX_KEPT: usize = crate::node::MAX_KEPT;
+
 /// Configuration of one node.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -68,6 +71,11 @@ pub struct Config {
     pub drop_local_broadcast: bool,
     /// Drop multicast packets.
     pub drop_multicast: bool,
+    /// MTU of the overlay device in bytes: how large the packets are that path MTU discovery tries to get to each peer.
+    /// `None`: no discovery, and every packet is sent whatever the path carries.
+    pub path_mtu: Option<u16>,
+    /// Peers whose tunnels are kept although nobody uses them.
+    pub keep: Keep,
     /// What is known about the cluster that this node is a pod of. Its packets are addressed to pods and Services, and
     /// each new flow is looked up here; see [`crate::capture`]. `None`: they are addressed to overlay nodes.
     pub capture: Option<Arc<dyn Directory>>,
@@ -97,6 +105,8 @@ impl Config {
             listen_port: 0,
             drop_local_broadcast: false,
             drop_multicast: false,
+            path_mtu: None,
+            keep: Keep::default(),
             capture: None,
         }
     }
@@ -218,6 +228,8 @@ impl Config {
             listen_port: _,
             drop_local_broadcast: _,
             drop_multicast: _,
+            path_mtu,
+            keep,
             capture,
         } = other;
         let parts = [
@@ -234,6 +246,8 @@ impl Config {
             (Part::Subnets, self.subnets != *subnets),
             (Part::StaticHosts, self.static_hosts != *static_hosts),
             (Part::Lighthouse, self.lighthouse != *lighthouse),
+            (Part::PathMtu, self.path_mtu != *path_mtu),
+            (Part::Keep, self.keep != *keep),
             (Part::Capture, self.capture.as_ref().map(address_of) != capture.as_ref().map(address_of)),
         ];
         parts.into_iter().filter_map(|(part, differs)| differs.then_some(part)).collect()
@@ -270,6 +284,10 @@ pub enum Part {
     StaticHosts,
     /// [`Config::lighthouse`]: this node reports to the lighthouses at once.
     Lighthouse,
+    /// [`Config::path_mtu`]: every path is examined again.
+    PathMtu,
+    /// [`Config::keep`]: missing tunnels are made at once; those that are no longer kept stay until they end.
+    Keep,
     /// [`Config::capture`]: known flows are checked again, packets that wait for it are sent, and tunnels to pods whose
     /// address another pod has by now are closed.
     Capture,
@@ -324,6 +342,24 @@ impl Gateway {
     #[must_use]
     pub fn weighing(self, weight: NonZeroU32) -> Self {
         Self { weight, ..self }
+    }
+}
+
+/// Peers whose tunnels are kept, so that the first packet to them waits for no handshake.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Keep {
+    /// Overlay addresses. No more than [`MAX_KEPT`] tunnels are kept, these first.
+    pub peers: Vec<IpAddr>,
+    /// Groups: tunnels to hosts with one of them in their certificate are kept once they were made.
+    pub groups: Vec<String>,
+}
+
+impl Keep {
+    /// Whether no tunnel is kept.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.peers.is_empty() && self.groups.is_empty()
     }
 }
 

@@ -111,6 +111,14 @@ pub enum Counter {
     LoopedBack,
     /// Capture: packets kept until there is a newer directory.
     Held,
+    /// Test requests sent to find out how large a packet the path to a peer carries.
+    PathProbesOut,
+    /// Their answers.
+    PathProbesAnswered,
+    /// Packets larger than the path to their peer carries that were answered with a packet-too-big.
+    TooBigAnswered,
+    /// Connections that were opened with a smaller maximum segment size than their ends asked for.
+    SegmentSizeLowered,
 }
 
 /// One set of counters. Only one thread writes and any thread may read, so a relaxed load and store suffice, without a
@@ -236,6 +244,10 @@ counter_names! {
     Bypassed "bypassed",
     LoopedBack "looped_back",
     Held "held_for_directory",
+    PathProbesOut "path_probes_out",
+    PathProbesAnswered "path_probes_answered",
+    TooBigAnswered "too_big_answered",
+    SegmentSizeLowered "segment_size_lowered",
 }
 
 macro_rules! drop_names {
@@ -295,6 +307,7 @@ drop_names! {
     EndpointGone "endpoint_gone",
     FragmentWithoutFirst "fragment_without_first",
     HoldFull "hold_full",
+    TooBig "too_big",
 }
 
 /// Why a packet was dropped. Each has its own counter.
@@ -365,6 +378,8 @@ pub enum DropReason {
     FragmentWithoutFirst,
     /// Capture: too many packets to unknown destinations wait already.
     HoldFull,
+    /// Overlay: larger than the path to the peer carries, and must not be fragmented. The sender was told.
+    TooBig,
 }
 
 #[cfg(test)]

@@ -234,7 +234,7 @@ impl Engine {
         }
         for run in self.lane.runs() {
             for datagram in self.lane.arena()[run.range.clone()].chunks(run.segment_size.max(1)) {
-                self.transmits.push(Transmit { to: run.to, datagram: datagram.to_vec() });
+                self.transmits.push(Transmit { to: run.to, datagram: datagram.to_vec(), must_be_whole: false });
             }
         }
         self.lane.clear();
@@ -257,6 +257,8 @@ pub struct Datagram<'a> {
     pub to: SocketAddr,
     /// Complete UDP payload.
     pub bytes: &'a [u8],
+    /// See [`Transmit::must_be_whole`]; `false` where [`crate::Config::path_mtu`] is not set.
+    pub must_be_whole: bool,
 }
 
 /// Datagrams to one destination, one after the other in memory, as UDP GSO sends them in one system call.
@@ -268,13 +270,15 @@ pub struct Batch<'a> {
     pub bytes: &'a [u8],
     /// Length of every datagram but the last.
     pub segment_size: usize,
+    /// See [`Transmit::must_be_whole`]; `false` where [`crate::Config::path_mtu`] is not set.
+    pub must_be_whole: bool,
 }
 
 impl<'a> Output<'a> {
     /// Datagrams to send, in this order.
     pub fn datagrams(self) -> impl Iterator<Item = Datagram<'a>> {
-        let cut = |Batch { to, bytes, segment_size }: Batch<'a>| {
-            bytes.chunks(segment_size).map(move |bytes| Datagram { to, bytes })
+        let cut = |Batch { to, bytes, segment_size, must_be_whole }: Batch<'a>| {
+            bytes.chunks(segment_size).map(move |bytes| Datagram { to, bytes, must_be_whole })
         };
         self.batches().flat_map(cut)
     }
@@ -286,11 +290,13 @@ impl<'a> Output<'a> {
             to: run.to,
             bytes: &lane.arena()[run.range.clone()],
             segment_size: run.segment_size.max(1),
+            must_be_whole: false,
         });
-        let single = |Transmit { to, datagram }: &'a Transmit| Batch {
+        let single = |Transmit { to, datagram, must_be_whole }: &'a Transmit| Batch {
             to: *to,
             bytes: datagram,
             segment_size: datagram.len().max(1),
+            must_be_whole: *must_be_whole,
         };
         runs.chain(transmits.iter().map(single))
     }

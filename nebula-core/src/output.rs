@@ -37,6 +37,10 @@ pub struct Transmit {
     pub to: SocketAddr,
     /// Complete UDP payload.
     pub datagram: Vec<u8>,
+    /// Whether it must not be fragmented, not even by this host: it tests which length the path carries (in IPv4, with
+    /// the DF bit set whatever the kernel knows about the path; Linux: `IP_PMTUDISC_PROBE`). To be dropped if it is longer
+    /// than the device allows, and if the caller cannot send it so.
+    pub must_be_whole: bool,
 }
 
 /// A copy of an overlay packet that has to wait.
@@ -147,6 +151,14 @@ pub enum Punt {
         tunnel: LocalIndex,
         /// New underlay source.
         from: SocketAddr,
+    },
+    /// The first packet in a tunnel by a path of which it is not known how large a packet it carries, or one that opens a
+    /// TCP connection before that is known.
+    PathUnexamined {
+        /// Tunnel.
+        tunnel: LocalIndex,
+        /// The packet, if it has to wait: it says how large the packets are that its sender wants to get.
+        waits: Option<PacketOwned>,
     },
     /// An overlay packet was dropped. Only a sample, for who asks why.
     Dropped {

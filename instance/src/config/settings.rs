@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use nebula_cert::{CaPool, Identity, UnixTime, Version};
 use nebula_core::config::{
-    CalculatedRemotes, Cipher, Handshakes, Lighthouse, LocalAllowList, MAX_RELAYS, Punchy, Relay, RemoteAllowList,
-    Timers,
+    CalculatedRemotes, Cipher, Handshakes, Keep, Lighthouse, LocalAllowList, MAX_KEPT, MAX_RELAYS, Punchy, Relay,
+    RemoteAllowList, Timers,
 };
 use nebula_core::{Config, firewall::Policy};
 
@@ -59,6 +59,8 @@ pub struct Settings {
     pub handshakes: Handshakes,
     /// Liveness checks of tunnels.
     pub timers: Timers,
+    /// Peers whose tunnels are kept.
+    pub keep: Keep,
     /// Underlay networks preferred over others.
     pub preferred_ranges: Vec<ipnet::IpNet>,
     /// Underlay socket.
@@ -211,6 +213,7 @@ impl Settings {
             punchy: punchy(section),
             handshakes,
             timers: timers(section),
+            keep: keep(section),
             preferred_ranges: preferred_ranges(section),
             listen,
             routines: routines(section),
@@ -258,11 +261,13 @@ impl Settings {
         config.punchy = self.punchy.clone();
         config.handshakes = self.handshakes.clone();
         config.timers = self.timers.clone();
+        config.keep = self.keep.clone();
         config.preferred_ranges = self.preferred_ranges.clone();
         config.send_recv_error = self.listen.send_recv_error;
         config.accept_recv_error = self.listen.accept_recv_error;
         config.listen_port = listen_port;
         config.subnets = self.tun.routes.subnet_routes();
+        config.path_mtu = self.tun.path_mtu();
         config.drop_local_broadcast = self.tun.drop_local_broadcast;
         config.drop_multicast = self.tun.drop_multicast;
         config
@@ -373,6 +378,26 @@ fn timers(section: &Section<'_>) -> Timers {
     timers.requery_wait = section.duration("timers.requery_wait_duration", timers.requery_wait);
     timers
 }
+
+fn keep(section: &Section<'_>) -> Keep {
+    let parse = |text: String| {
+        let peer = text.parse::<IpAddr>().ok().map(|peer| peer.to_canonical());
+        if peer.is_none() {
+            section.warn(KEEP, format!("{KEEP}: {text:?} is not an overlay address and is skipped"));
+        }
+        peer
+    };
+    let mut keep = Keep::default();
+    keep.peers = section.strings(KEEP).into_iter().filter_map(parse).collect();
+    keep.groups = section.strings("tunnels.keep_groups");
+    if keep.peers.len() > MAX_KEPT {
+        section.warn(KEEP, format!("{KEEP} has {} entries, the first {MAX_KEPT} are kept", keep.peers.len()));
+        keep.peers.truncate(MAX_KEPT);
+    }
+    keep
+}
+
+const KEEP: &str = "tunnels.keep";
 
 fn seconds(section: &Section<'_>, path: &str, default: u64) -> Duration {
     let given = section.int(path, 1..=86_400).map(i64::unsigned_abs);

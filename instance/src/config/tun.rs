@@ -12,6 +12,8 @@ pub struct TunSettings {
     pub device: String,
     /// MTU.
     pub mtu: u32,
+    /// Whether to find out how large a packet the path to each peer carries.
+    pub discovers_path_mtu: bool,
     /// Transmit queue length.
     pub tx_queue: u32,
     /// Segmentation and checksum offloads.
@@ -50,6 +52,7 @@ impl TunSettings {
             disabled: section.boolean("tun.disabled", false),
             device,
             mtu: number("tun.mtu", 1300),
+            discovers_path_mtu: section.boolean("tun.path_mtu_discovery", true),
             tx_queue: number("tun.tx_queue", 500),
             offloads: section.boolean("tun.use_offloads", true),
             drop_local_broadcast: section.boolean("tun.drop_local_broadcast", false),
@@ -65,6 +68,13 @@ impl TunSettings {
     #[must_use]
     pub fn device_mtu(&self) -> u32 {
         self.mtu.max(self.routes.largest_mtu())
+    }
+
+    /// How large the packets are that path MTU discovery tries to get to each peer; `None`: it is off.
+    #[must_use]
+    pub(super) fn path_mtu(&self) -> Option<u16> {
+        let wanted = self.discovers_path_mtu && !self.disabled;
+        wanted.then(|| u16::try_from(self.device_mtu()).unwrap_or(u16::MAX))
     }
 }
 

@@ -390,6 +390,8 @@ fn report_reloaded(part: Part, old: &Settings, new: &Settings) {
         Part::Timers => tracing::info!("tunnels, counters and timers.requery_wait_duration have been reloaded"),
         Part::PreferredRanges => tracing::info!("preferred_ranges has been reloaded"),
         Part::DisconnectInvalid => tracing::info!("pki.disconnect_invalid has been reloaded"),
+        Part::Keep => tracing::info!("tunnels.keep and tunnels.keep_groups have been reloaded"),
+        Part::PathMtu => tracing::info!("tun.mtu and tun.path_mtu_discovery have been reloaded"),
         Part::Lighthouse => tracing::info!("lighthouse settings have been reloaded"),
         // Logged when the file changes: resolved names and kernel routes change these parts at other times too.
         Part::StaticHosts | Part::Subnets => {}
@@ -406,9 +408,14 @@ fn differs_in_rendezvous(old: &Settings, new: &Settings) -> bool {
     old.advertise != new.advertise || old.lighthouse(Vec::new()) != new.lighthouse(Vec::new())
 }
 
-/// Whether only the reloadable settings of the device differ: routes and MTU.
+/// Whether only the reloadable settings of the device differ: routes, MTU, and discovery of the path MTU.
 fn same_device(old: &TunSettings, new: &TunSettings) -> bool {
-    let reloadable = TunSettings { mtu: old.mtu, routes: old.routes.clone(), ..new.clone() };
+    let reloadable = TunSettings {
+        mtu: old.mtu,
+        discovers_path_mtu: old.discovers_path_mtu,
+        routes: old.routes.clone(),
+        ..new.clone()
+    };
     *old == reloadable
 }
 

@@ -169,12 +169,20 @@ fn of_peers(out: &mut String, prefix: &str, reading: &Reading) {
     for (name, kind, value) in metrics {
         let _ = writeln!(out, "# TYPE {prefix}{name} {kind}");
         for tunnel in &reading.peers {
-            let address = tunnel.peer.first().map(ToString::to_string).unwrap_or_default();
-            let label = escaped(&tunnel.name);
-            let _ = writeln!(out, "{prefix}{name}{{address=\"{address}\",peer=\"{label}\"}} {}", value(tunnel));
+            let _ = writeln!(out, "{prefix}{name}{} {}", of(tunnel), value(tunnel));
         }
     }
+    let _ = writeln!(out, "# TYPE {prefix}peer_path_mtu_bytes gauge");
+    for (tunnel, mtu) in reading.peers.iter().filter_map(|tunnel| Some((tunnel, tunnel.path_mtu?))) {
+        let _ = writeln!(out, "{prefix}peer_path_mtu_bytes{} {mtu}", of(tunnel));
+    }
     let _ = writeln!(out, "# TYPE {prefix}peers_not_listed gauge\n{prefix}peers_not_listed {}", reading.more_peers);
+}
+
+/// The labels of a peer.
+fn of(tunnel: &TunnelStatus) -> String {
+    let address = tunnel.peer.first().map(ToString::to_string).unwrap_or_default();
+    format!("{{address=\"{address}\",peer=\"{}\"}}", escaped(&tunnel.name))
 }
 
 /// Escapes the characters that a label must not contain.

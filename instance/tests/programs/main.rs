@@ -51,6 +51,7 @@ mod metrics;
 mod no_ssh;
 mod overlay_names;
 mod packaging;
+mod path_mtu;
 mod paths;
 mod pods;
 mod privileges;

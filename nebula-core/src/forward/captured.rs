@@ -41,7 +41,9 @@ pub(super) fn forward(
         }
     {
         let lookup = lane.last_tunnel.look_up(&forwarder.tunnels, peer);
-        if let Some(tunnel) = lookup.tunnel().filter(|tunnel| snapshot.pass(tunnel) == pass)
+        // A path that has to be looked at is left to `carry`.
+        let passes = |tunnel: &&Tunnel| tunnel.path_limit.is_open() && snapshot.pass(tunnel) == pass;
+        if let Some(tunnel) = lookup.tunnel().filter(passes)
             && let Some(carrier) = forwarder.carrier(tunnel)
         {
             if let Some(translation) = translation {

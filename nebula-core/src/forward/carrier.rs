@@ -22,6 +22,13 @@ impl Carrier {
         Self { to, relay: None }
     }
 
+    /// How many bytes longer than an overlay packet the IP packet on the underlay is.
+    pub(crate) fn overhead(&self) -> u16 {
+        let ip = if self.to.is_ipv4() { 20 } else { 40 };
+        let framed = (HEADER_LEN + TAG_LEN) as u16;
+        ip + UDP_HEADER + framed + if self.relay.is_some() { framed } else { 0 }
+    }
+
     /// Reserves counters for the relay frames of `n` datagrams; `None` if the path is direct and needs no frames.
     pub(crate) fn frames(&self, n: u64) -> Result<Option<Frames<'_>>, DropReason> {
         let Some((lookup, index)) = &self.relay else { return Ok(None) };
@@ -42,6 +49,8 @@ impl Carrier {
         Ok(frame)
     }
 }
+
+const UDP_HEADER: u16 = 8;
 
 /// Frames to one relay, numbered with send counters of the tunnel to that relay.
 #[derive(Debug)]

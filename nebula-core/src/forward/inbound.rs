@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use super::captured;
 use super::early::EarlyRun;
+use super::fit;
 use super::piece::{Batch, Piece};
 use super::reject::{self, MAX_ANSWERS, Meaning};
 use super::seal::seal;
@@ -197,6 +198,9 @@ impl Stage<'_> {
         if last.back.is_some() || packet.fragmented && self.snapshot.capture.is_some() {
             let bytes = &mut buffer[plaintext.clone()];
             captured::translate_back(self.forwarder, self.now, bytes, &packet, last.back.as_ref())?;
+        }
+        if !tunnel.path_limit.is_open() {
+            fit::clamp_inbound(self.lane, tunnel, &mut buffer[plaintext.clone()], &packet);
         }
         self.deliver(buffer, plaintext, &packet);
         Ok(())

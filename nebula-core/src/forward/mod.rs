@@ -9,10 +9,12 @@ mod crc32c;
 mod early;
 mod echo;
 mod explain;
+mod fit;
 mod forwarder;
 mod inbound;
 mod lane;
 mod layout;
+mod mss;
 mod outbound;
 mod piece;
 #[cfg(test)]

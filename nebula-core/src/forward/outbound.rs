@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use super::captured;
+use super::fit;
 use super::forwarder::Snapshot;
 use super::reject::{self, MAX_ANSWERS, Meaning};
 use super::rewrite::{rewrite, rewrite_quoted};
@@ -38,6 +39,8 @@ pub(super) enum Stop {
     NoTunnel(IpAddr),
     /// Nothing is known about the destination.
     Unknown,
+    /// It waits for something else; a punt is in the lane.
+    Punted,
 }
 
 impl From<DropReason> for Stop {
@@ -70,6 +73,7 @@ fn outbound(forwarder: &Forwarder, lane: &mut Lane, now: Instant, packet: &mut [
             Ok(()) => return Verdict::Punt,
             Err(reason) => reason,
         },
+        Err(Stop::Punted) => return Verdict::Punt,
         Err(Stop::Drop(reason)) => {
             // Under capture, a destination answers like a closed port, whatever the firewall does.
             let is_closed = matches!(reason, DropReason::Refused | DropReason::EndpointGone);
@@ -152,6 +156,9 @@ pub(super) fn carry(
     }
     // A tunnel without a path to the peer counts as no tunnel.
     let carrier = forwarder.carrier(tunnel).ok_or(Stop::NoTunnel(hop.peer))?;
+    if !tunnel.path_limit.is_open() {
+        fit::examine(lane, tunnel, packet, (parsed, offload, &plan))?;
+    }
     match form {
         Form::AsItIs => {}
         Form::Translated(translation) => rewrite(packet, parsed, offload, &translation.out())?,

@@ -1,4 +1,4 @@
-//! The answer to a refused packet, as its destination would send it: a TCP reset or an ICMP error.
+//! The answer to a packet that is not sent: a TCP reset or an ICMP error, as its destination or a router would send it.
 
 use std::net::IpAddr;
 
@@ -18,8 +18,7 @@ pub(super) enum Meaning {
 /// Builds the answer to `packet`. Returns `None` if it is truncated or must never be answered (ICMP errors, TCP resets,
 /// later fragments, packets from or to more than one host).
 pub(super) fn answer(packet: &[u8], parsed: &Packet, meaning: Meaning) -> Option<Vec<u8>> {
-    let flow = &parsed.flow;
-    if flow.fragment || is_for_many(flow.local) || is_for_many(flow.remote) || icmp::is_error(packet, parsed) {
+    if !has_answer(packet, parsed) {
         return None;
     }
     let v6 = packet.first()? >> 4 == 6;
@@ -27,7 +26,7 @@ pub(super) fn answer(packet: &[u8], parsed: &Packet, meaning: Meaning) -> Option
         Meaning::Prohibited => [[3, 13], [1, 1]],
         Meaning::PortClosed => [[3, 3], [1, 4]],
     };
-    match (flow.protocol, v6) {
+    match (parsed.flow.protocol, v6) {
         (protocol::TCP, _) => Some(ip(packet, protocol::TCP, &reset(packet, parsed)?)),
         (_, false) => {
             let quoted = packet.get(..packet.len().min(parsed.transport_offset + 8))?;
@@ -38,6 +37,32 @@ pub(super) fn answer(packet: &[u8], parsed: &Packet, meaning: Meaning) -> Option
             Some(ip(packet, protocol::ICMPV6, &error(codes[1], quoted)))
         }
     }
+}
+
+/// Builds the answer to a packet that is larger than the `mtu` of the path (RFC 1191, RFC 8201). Returns `None` if it must
+/// never be answered, or if its sender could not send less.
+pub(super) fn too_big(packet: &[u8], parsed: &Packet, mtu: u16) -> Option<Vec<u8>> {
+    if !has_answer(packet, parsed) {
+        return None;
+    }
+    if packet.first()? >> 4 == 6 {
+        // A sender ignores less.
+        let mtu = mtu.max(MIN_MTU_V6);
+        let quoted = packet.get(..packet.len().min(MAX_QUOTED_V6)).filter(|_| packet.len() > mtu.into())?;
+        let mut body = error([2, 0], quoted);
+        body[6..8].copy_from_slice(&mtu.to_be_bytes());
+        Some(ip(packet, protocol::ICMPV6, &body))
+    } else {
+        let mut body = error([3, 4], packet.get(..packet.len().min(parsed.transport_offset + 8))?);
+        body[6..8].copy_from_slice(&mtu.to_be_bytes());
+        Some(ip(packet, protocol::ICMP, &body))
+    }
+}
+
+/// Whether a packet may be answered at all.
+fn has_answer(packet: &[u8], parsed: &Packet) -> bool {
+    let flow = &parsed.flow;
+    !(flow.fragment || is_for_many(flow.local) || is_for_many(flow.remote) || icmp::is_error(packet, parsed))
 }
 
 /// Whether an address is not that of one host.
@@ -112,6 +137,8 @@ fn ip(packet: &[u8], protocol: u8, body: &[u8]) -> Vec<u8> {
 }
 
 const TTL: u8 = 64;
+/// What every link that carries IPv6 carries.
+pub(super) const MIN_MTU_V6: u16 = 1280;
 /// Keeps the answer below the IPv6 minimum MTU of 1280 bytes.
 const MAX_QUOTED_V6: usize = 1000;
 /// Maximum number of answers in one turn of a lane, so that a flood of refused packets does not cause a flood of

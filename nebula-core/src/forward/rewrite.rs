@@ -111,7 +111,7 @@ pub(super) fn rewrite_quoted(
         }
     }
     let field = body + 2..body + 4;
-    let sum = !add(!read(packet, &field), change);
+    let sum = correct_word(read(packet, &field), change);
     write(packet, &field, sum);
     Ok(())
 }
@@ -138,7 +138,7 @@ fn write_addresses(packet: &mut [u8], rewrite: &Rewrite) -> Result<(), DropReaso
             let header = packet.first_chunk_mut::<20>().ok_or(DropReason::BadPacket)?;
             header[12..16].copy_from_slice(&source.octets());
             header[16..20].copy_from_slice(&destination.octets());
-            let sum = !add(!u16::from_be_bytes([header[10], header[11]]), rewrite.change.addresses);
+            let sum = correct_word(u16::from_be_bytes([header[10], header[11]]), rewrite.change.addresses);
             header[10..12].copy_from_slice(&sum.to_be_bytes());
         }
         (IpAddr::V6(source), IpAddr::V6(destination)) => {
@@ -169,7 +169,7 @@ fn correct([high, low]: [&mut u8; 2], is_partial: bool, is_udp: bool, change: Ch
         // A datagram without a checksum keeps none.
         return;
     } else {
-        match !add(!old, change.all) {
+        match correct_word(old, change.all) {
             0 if is_udp => 0xffff,
             sum => sum,
         }
@@ -187,9 +187,15 @@ fn write(packet: &mut [u8], field: &Range<usize>, value: u16) {
     packet[field.clone()].copy_from_slice(&value.to_be_bytes());
 }
 
+/// A complete checksum after what it covers has changed by this much.
+#[inline]
+pub(super) fn correct_word(checksum: u16, change: u16) -> u16 {
+    !add(!checksum, change)
+}
+
 /// Addition in ones' complement.
 #[inline]
-fn add(a: u16, b: u16) -> u16 {
+pub(super) fn add(a: u16, b: u16) -> u16 {
     let (sum, carry) = a.overflowing_add(b);
     sum + u16::from(carry)
 }

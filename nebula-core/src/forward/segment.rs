@@ -75,6 +75,14 @@ impl Plan {
         self.0.count()
     }
 
+    /// Length of the longest of them, if the packet as a whole has `len` bytes.
+    pub(super) fn longest(&self, len: usize) -> usize {
+        match &self.0 {
+            Shape::Whole { .. } => len,
+            Shape::Segments { layout, size, .. } => layout.header + size,
+        }
+    }
+
     /// For the same packet, whose headers still have the same lengths.
     pub(super) fn of(self, packet: &[u8]) -> Cut<'_> {
         Cut { packet, shape: self.0 }

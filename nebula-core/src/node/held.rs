@@ -86,7 +86,7 @@ impl Node {
 
     /// Sends a packet that came at `since`, or keeps it. Returns whether it was kept.
     fn try_held(&mut self, now: Instant, since: Instant, packet: PacketOwned) -> bool {
-        match self.outbox.try_overlay_packet(now, packet) {
+        match self.outbox.overlay_packet(now, packet) {
             Some(Punt::Unknown { packet }) => {
                 let kept = self.held.push(since, packet);
                 if !kept {
@@ -96,6 +96,10 @@ impl Node {
             }
             Some(Punt::NoTunnel { peer, packet }) => {
                 self.handle_no_tunnel(now, peer, packet);
+                false
+            }
+            Some(Punt::PathUnexamined { tunnel, waits }) => {
+                self.paths(now).examine(tunnel, waits);
                 false
             }
             _ => false,

@@ -16,7 +16,7 @@ use crate::forward::{Capture, Route};
 use crate::index::{LocalIndex, RelayIndex, RemoteIndex};
 use crate::lighthouse::KnownEndpoints;
 use crate::relay::{Entry, Kind, State};
-use crate::tunnel::Tunnel;
+use crate::tunnel::{PathState, Tunnel};
 use crate::wire::ip::FlowKey;
 use crate::{DropReason, Forwarder};
 
@@ -32,6 +32,9 @@ pub struct TunnelStatus {
     pub endpoint: Option<SocketAddr>,
     /// Relay that is used while there is no endpoint, by its overlay address.
     pub relay: Option<IpAddr>,
+    /// The largest packet that is known to reach the peer, in bytes; `None` while nothing is known, and without
+    /// [`Config::path_mtu`](crate::Config::path_mtu).
+    pub path_mtu: Option<u16>,
     /// Own index.
     pub local_index: LocalIndex,
     /// Peer's index.
@@ -193,6 +196,7 @@ impl TunnelStatus {
             name: tunnel.peer.name().to_owned(),
             endpoint: tunnel.endpoint(),
             relay: forwarder.relay_of(tunnel),
+            path_mtu: live.path_mtu.known().filter(|_| tunnel.path_limit.state() != PathState::Unexamined),
             local_index: tunnel.local_index,
             remote_index: tunnel.remote_index,
             message_counter: tunnel.session.next_counter(),

@@ -41,6 +41,7 @@ impl Node {
         if let Some(directory) = &self.config.capture {
             live.incarnations.update(&tunnel.peer_addresses, &**directory);
         }
+        self.prepare_path_mtu(now, &mut live);
         self.tunnels.insert(live);
         if self.tunnels.is_newest(&tunnel, self.forwarder.tunnels()) {
             self.forwarder.tunnels().set_primary(&tunnel);
@@ -50,6 +51,7 @@ impl Node {
                 self.remove_tunnel(surplus, TunnelDownReason::Superseded);
             }
         }
+        self.note_kept(now, &tunnel);
         self.put_to_use(now, &tunnel, relay);
     }
 
@@ -65,7 +67,7 @@ impl Node {
                 known.report_relays(relay, vec![relay]);
             }
             for packet in self.pending.take_packets(address) {
-                self.outbox.overlay_packet(now, packet);
+                self.send_waiting(now, packet);
             }
         }
         if tunnel.initiator {
@@ -92,7 +94,7 @@ impl Node {
             self.introduce(now, from, request);
         }
         for packet in waiting.take_packets() {
-            self.outbox.overlay_packet(now, packet);
+            self.send_waiting(now, packet);
         }
     }
 
@@ -138,6 +140,7 @@ impl Node {
         }
         if primary && traffic.sent {
             self.seek_path(now, &tunnel);
+            self.look_after_path_mtu(now, index);
         }
     }
 
@@ -234,6 +237,7 @@ impl Node {
     pub(super) fn remove_tunnel(&mut self, index: LocalIndex, reason: TunnelDownReason) {
         let Some(live) = self.tunnels.remove(index) else { return };
         self.timer.cancel(Due::Tunnel(index));
+        self.timer.cancel(Due::PathMtu(index));
         self.forwarder.tunnels().retire(index);
         let peer = live.tunnel.peer_addresses.clone();
         for &address in &peer {
@@ -250,6 +254,7 @@ impl Node {
         self.hops.forget_neighbour(&live.tunnel, &self.tunnels);
         let gone = peer.iter().all(|address| self.tunnels.of_peer(*address).is_empty());
         if gone {
+            self.renew_kept(&peer);
             peer.iter().for_each(|address| self.hops.disestablish(*address, &self.tunnels));
             self.server.forget(&peer);
         }

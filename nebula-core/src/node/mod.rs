@@ -2,11 +2,12 @@
 //!
 //! - Tables with their rules, which know nothing of each other's owner: `timer`, `tunnels`, `hops`, `outbox`, and under
 //!   capture `held`, `incarnations`.
-//! - What needs several tables borrows them from [`Node`] for one call: `confirmation` (`Callers`), `paths` (`Paths`),
+//! - What needs several tables borrows them from [`Node`] for one call: `confirmation` (`Callers`), `paths` and `path_mtu` (`Paths`),
 //!   `relaying` (`Relaying`), `rendezvous` (`Rendezvous`). These send messages, but start no handshake and end no tunnel.
 //! - What starts handshakes or ends tunnels is a method of [`Node`]: `handshakes`, `life_cycle`, and the first block of
 //!   the files above. These call each other in circles, as the protocol does: a handshake asks the lighthouses for an
 //!   endpoint, and asking them may take a handshake.
+//!   `warm` is another of them: it keeps tunnels that nobody uses.
 //! - `inspect` has the read-only views.
 
 mod confirmation;
@@ -17,11 +18,13 @@ mod incarnations;
 mod inspect;
 mod life_cycle;
 mod outbox;
+mod path_mtu;
 mod paths;
 mod relaying;
 mod rendezvous;
 mod timer;
 mod tunnels;
+mod warm;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -42,6 +45,8 @@ use self::timer::{Due, Timer};
 #[cfg(feature = "simulator")]
 pub(crate) use self::tunnels::Established;
 use self::tunnels::Tunnels;
+pub(crate) use self::warm::MAX_KEPT;
+use self::warm::Warm;
 use crate::counters::Direction;
 use crate::diagnosis::Journal;
 use crate::forward::LocalPolicy;
@@ -109,6 +114,7 @@ pub struct Node {
     journal: Journal,
     outbox: Outbox,
     held: Held,
+    warm: Warm,
     forwarder: Arc<Forwarder>,
 }
 
@@ -144,10 +150,14 @@ impl Node {
             journal: Journal::default(),
             outbox: Outbox::new(Arc::clone(&forwarder)),
             held: Held::default(),
+            warm: Warm::default(),
             forwarder: Arc::clone(&forwarder),
         };
         node.forwarder.set_directory(node.config.capture.clone());
         node.housekeeping(now);
+        if !node.config.keep.is_empty() {
+            node.apply_kept(now);
+        }
         (node, forwarder)
     }
 
@@ -165,6 +175,7 @@ impl Node {
                 self.handle_message(now, tunnel, from, kind, &plaintext);
             }
             Punt::Roamed { tunnel, from } => self.paths(now).handle_roamed(tunnel, from),
+            Punt::PathUnexamined { tunnel, waits } => self.paths(now).examine(tunnel, waits),
             Punt::Confirmed { tunnel, from } => self.handle_confirmed(now, tunnel, from),
             Punt::Dropped { direction, flow, reason, tunnel } => {
                 let peer = tunnel.and_then(|index| self.tunnels.get(index)?.tunnel.peer_addresses.first().copied());
@@ -278,6 +289,8 @@ impl Node {
                 Part::StaticHosts => self.retry_where_endpoints_changed(&old.static_hosts),
                 Part::Relay => self.apply_relay_settings(now),
                 Part::Lighthouse => self.apply_lighthouse_settings(now),
+                Part::PathMtu => self.examine_all_paths(),
+                Part::Keep => self.apply_kept(now),
                 Part::Capture => {
                     self.end_former_pods(now, old.capture.as_deref());
                     self.forwarder.set_directory(self.config.capture.clone());
@@ -318,7 +331,7 @@ impl Node {
     fn handle_no_tunnel(&mut self, now: Instant, peer: IpAddr, packet: PacketOwned) {
         if self.forwarder.is_reachable(peer) {
             // The tunnel came up while the punt was on its way.
-            self.outbox.overlay_packet(now, packet);
+            self.send_waiting(now, packet);
             return;
         }
         self.start_handshake(now, peer, None);
@@ -327,12 +340,22 @@ impl Node {
         self.outbox.counters().drop_many(Direction::Outbound, DropReason::PendingFull, lost);
     }
 
+    /// Sends a packet that waited for a tunnel. If it cannot be sent now, it is lost: keeping it again would loop.
+    fn send_waiting(&mut self, now: Instant, packet: PacketOwned) {
+        if let Some(Punt::PathUnexamined { tunnel, waits }) = self.outbox.overlay_packet(now, packet) {
+            self.paths(now).examine(tunnel, waits);
+        }
+    }
+
     fn handle_message(&mut self, now: Instant, index: LocalIndex, from: Origin, kind: MessageType, body: &[u8]) {
         let Some(tunnel) = self.forwarder.tunnels().by_index(index) else { return };
         match kind {
             MessageType::Lighthouse => self.handle_lighthouse_message(now, &tunnel, body),
             MessageType::TestRequest => self.paths(now).answer_test(&tunnel, from, body),
-            MessageType::TestReply => self.paths(now).handle_test_reply(&tunnel, from),
+            MessageType::TestReply => {
+                self.paths(now).handle_test_reply(&tunnel, from);
+                self.paths(now).handle_probe_reply(&tunnel, from, body);
+            }
             MessageType::CloseTunnel => self.remove_tunnel(index, TunnelDownReason::ClosedByPeer),
             MessageType::Control => self.handle_control(now, &tunnel, body),
             MessageType::Handshake | MessageType::Data | MessageType::Relay | MessageType::RecvError => {
@@ -345,9 +368,11 @@ impl Node {
         match due {
             Due::Handshake(peer) => self.handshake_due(now, peer),
             Due::Tunnel(index) => self.check_tunnel(now, index),
+            Due::PathMtu(index) => self.paths(now).path_mtu_due(index),
             Due::HalfOpen(index) => self.callers(now).due(index),
             Due::LighthouseUpdate => self.update_lighthouses(now),
             Due::HolePunch => self.punch_due(now),
+            Due::Warm => self.keep_warm(now),
             Due::Held => self.held_due(now),
             Due::Housekeeping => self.housekeeping(now),
         }

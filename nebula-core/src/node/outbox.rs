@@ -32,7 +32,14 @@ impl Outbox {
     }
 
     pub(super) fn datagram(&mut self, to: SocketAddr, datagram: Vec<u8>) {
-        self.transmits.push_back(Transmit { to, datagram });
+        self.transmits.push_back(Transmit { to, datagram, must_be_whole: false });
+    }
+
+    /// Like [`Outbox::datagram_by`], for a probe that must not be fragmented.
+    pub(super) fn whole_datagram_by(&mut self, carrier: &Carrier, datagram: Vec<u8>) {
+        let Ok(datagram) = carrier.wrap(datagram) else { return };
+        self.counters().add(Counter::PathProbesOut, 1);
+        self.transmits.push_back(Transmit { to: carrier.to, datagram, must_be_whole: true });
     }
 
     /// Sends a datagram by `carrier`, in a relay frame if the path is relayed. Returns whether it is on its way.
@@ -73,21 +80,20 @@ impl Outbox {
         }
     }
 
-    /// Sends an overlay packet through the forwarding plane, as a data lane would.
-    pub(super) fn overlay_packet(&mut self, now: Instant, packet: PacketOwned) {
-        // Punting the packet a second time would loop.
-        drop(self.try_overlay_packet(now, packet));
-    }
-
-    /// Like [`Outbox::overlay_packet`]. Returns the packet's punt, if it cannot be sent yet.
-    pub(super) fn try_overlay_packet(&mut self, now: Instant, mut packet: PacketOwned) -> Option<Punt> {
+    /// Sends an overlay packet through the forwarding plane, as a data lane would. Returns its punt: it cannot be sent yet,
+    /// or it was the first by an unexamined path.
+    pub(super) fn overlay_packet(&mut self, now: Instant, mut packet: PacketOwned) -> Option<Punt> {
         self.lane.clear();
         match self.forwarder.outbound(&mut self.lane, now, &mut packet.bytes, packet.offload) {
             Verdict::Transmit => {
                 self.lane.counters().add(Counter::WaitingOut, 1);
                 for run in self.lane.runs() {
                     for datagram in self.lane.arena()[run.range.clone()].chunks(run.segment_size.max(1)) {
-                        self.transmits.push_back(Transmit { to: run.to, datagram: datagram.to_vec() });
+                        self.transmits.push_back(Transmit {
+                            to: run.to,
+                            datagram: datagram.to_vec(),
+                            must_be_whole: false,
+                        });
                     }
                 }
             }
@@ -98,7 +104,8 @@ impl Outbox {
             let whole = &self.lane.headers()[delivery.header.clone()];
             cut_packet(whole, delivery.offload, |packet| self.packets.push_back(packet.to_vec()));
         }
-        let is_packets = |punt: &Punt| matches!(punt, Punt::NoTunnel { .. } | Punt::Unknown { .. });
+        let is_packets =
+            |punt: &Punt| matches!(punt, Punt::NoTunnel { .. } | Punt::Unknown { .. } | Punt::PathUnexamined { .. });
         let punt = self.lane.take_punts().find(is_packets);
         self.lane.clear();
         punt

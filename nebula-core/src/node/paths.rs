@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::Node;
 use super::hops::Hops;
 use super::outbox::{Outbox, seal};
+use super::path_mtu::Probe;
 use super::timer::{Due, Timer};
 use super::tunnels::Tunnels;
 use crate::hole_punch::KEEPALIVE;
@@ -63,14 +64,14 @@ impl Node {
 /// handshakes.
 #[derive(Debug)]
 pub(super) struct Paths<'a> {
-    now: Instant,
-    config: &'a Config,
-    tunnels: &'a mut Tunnels,
-    hops: &'a Hops,
+    pub(super) now: Instant,
+    pub(super) config: &'a Config,
+    pub(super) tunnels: &'a mut Tunnels,
+    pub(super) hops: &'a Hops,
     lighthouse: &'a mut lighthouse::Client,
-    timer: &'a mut Timer,
-    outbox: &'a mut Outbox,
-    forwarder: &'a Forwarder,
+    pub(super) timer: &'a mut Timer,
+    pub(super) outbox: &'a mut Outbox,
+    pub(super) forwarder: &'a Forwarder,
 }
 
 impl Paths<'_> {
@@ -101,6 +102,10 @@ impl Paths<'_> {
     /// Answers a test request. If the tunnel has no endpoint or the request was relayed, the reply goes back by the
     /// same path, since the peer may be testing that path.
     pub(super) fn answer_test(&mut self, tunnel: &Tunnel, from: Origin, body: &[u8]) {
+        // A peer that examines the path is about to use it, and waits for answers that this node has to give by it.
+        if Probe::read(body).is_some() && tunnel.path_limit.claim() {
+            self.examine(tunnel.local_index, None);
+        }
         match from {
             Origin::Direct(_) if tunnel.endpoint().is_some() => {
                 self.outbox.message(tunnel, MessageType::TestReply, body)
@@ -161,6 +166,8 @@ impl Paths<'_> {
                 live.liveness = Liveness::default();
                 live.announced = true;
             }
+            // This node may be in another network now.
+            tunnel.path_limit.forget();
             self.timer
                 .set_on_grid(Due::Tunnel(tunnel.local_index), self.now + self.config.timers.connection_alive_interval);
             self.outbox.message(&tunnel, MessageType::TestRequest, &[]);

@@ -13,6 +13,10 @@ pub(super) enum Due {
     Handshake(IpAddr),
     /// Traffic check of this tunnel.
     Tunnel(LocalIndex),
+    /// Next step of the search for the path MTU of this tunnel.
+    PathMtu(LocalIndex),
+    /// Look after the tunnels that are kept.
+    Warm,
     /// Tell the lighthouses where this node is.
     LighthouseUpdate,
     /// The next scheduled hole punch.

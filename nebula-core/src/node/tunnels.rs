@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 use nebula_cert::{Fingerprint, UnixTime, Version};
 
 use super::incarnations::Incarnations;
+use super::path_mtu::Search;
 use crate::config::Timers;
 use crate::index::{LocalIndex, RemoteIndex};
 use crate::relay::RateLimit;
 use crate::tunnel::liveness::{Decision, Facts, Liveness};
 use crate::tunnel::{Traffic, Tunnel, TunnelTable};
-use crate::{Config, Origin};
+use crate::{Config, Origin, PacketOwned};
 
 /// A live tunnel with its control state.
 #[derive(Debug)]
@@ -47,6 +48,10 @@ pub(super) struct Live {
     pub(super) introductions: RateLimit,
     /// Which pods have the peer's addresses.
     pub(super) incarnations: Incarnations,
+    /// How large a packet the path to the peer carries.
+    pub(super) path_mtu: Search,
+    /// Packets that open connections, and wait until that is known.
+    pub(super) openings: Vec<PacketOwned>,
 }
 
 impl Live {
@@ -68,6 +73,9 @@ impl Live {
             challenge_after: now,
             introductions: RateLimit::default(),
             incarnations: Incarnations::default(),
+            // What this node waited for after it answered.
+            path_mtu: Search::new(now, took.unwrap_or_else(|| now.saturating_duration_since(since))),
+            openings: Vec::new(),
         }
     }
 

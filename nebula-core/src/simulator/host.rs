@@ -149,8 +149,11 @@ struct Collected {
 
 impl From<Output<'_>> for Collected {
     fn from(output: Output<'_>) -> Self {
-        let datagrams =
-            output.datagrams().map(|datagram| Transmit { to: datagram.to, datagram: datagram.bytes.to_vec() });
+        let datagrams = output.datagrams().map(|datagram| Transmit {
+            to: datagram.to,
+            datagram: datagram.bytes.to_vec(),
+            must_be_whole: datagram.must_be_whole,
+        });
         Self {
             datagrams: datagrams.collect(),
             packets: output.packets().map(|packet| packet.to_vec()).collect(),

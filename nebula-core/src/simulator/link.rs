@@ -25,7 +25,7 @@ pub struct Link {
     pub loss: u32,
     /// Share of datagrams that arrive twice.
     pub duplicate: u32,
-    /// Longer datagrams are lost.
+    /// Longer datagrams are lost, and nobody says so.
     pub mtu: Option<usize>,
 }
 
@@ -36,6 +36,12 @@ impl Default for Link {
 }
 
 impl Link {
+    /// A path that carries IPv4 packets of `mtu` bytes, and loses larger ones without a word.
+    #[must_use]
+    pub fn carrying(mtu: usize) -> Self {
+        Self { mtu: Some(mtu.saturating_sub(IPV4_AND_UDP)), ..Self::default() }
+    }
+
     /// Delay of each copy of a datagram that arrives; empty if it is lost.
     pub(super) fn arrivals(&self, length: usize, rng: &mut ChaCha20Rng) -> Vec<Duration> {
         if self.mtu.is_some_and(|mtu| length > mtu) || chance(rng, self.loss) {
@@ -47,6 +53,8 @@ impl Link {
         (0..copies).map(|_| self.latency + Duration::from_nanos(delay())).collect()
     }
 }
+
+const IPV4_AND_UDP: usize = 28;
 
 fn chance(rng: &mut ChaCha20Rng, percent: u32) -> bool {
     percent > 0 && rng.next_u32() % 100 < percent

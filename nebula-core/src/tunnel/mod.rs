@@ -5,6 +5,7 @@ mod half_open;
 mod hint;
 mod identity;
 pub(crate) mod liveness;
+mod path_limit;
 mod replay_window;
 mod session;
 mod table;
@@ -20,6 +21,7 @@ use nebula_cert::{VerifiedCertificate, Version};
 pub(crate) use half_open::{HalfOpen, TEST_LEN};
 pub(crate) use hint::TunnelHint;
 pub(crate) use identity::{PeerIdentity, route_digest};
+pub(crate) use path_limit::{PathLimit, PathState};
 pub(crate) use replay_window::CounterSet;
 pub use replay_window::ReplayWindow;
 pub(crate) use session::Negotiated;
@@ -56,6 +58,8 @@ pub(crate) struct Tunnel {
     endpoint: ArcSwapOption<SocketAddr>,
     /// Both indexes of the hop to use while there is no endpoint; 0 if there is none.
     hop: AtomicU64,
+    /// The largest packet that the path carries.
+    pub(crate) path_limit: PathLimit,
     confirmed: AtomicBool,
     received: AtomicBool,
     relayed: AtomicBool,
@@ -94,6 +98,7 @@ impl Tunnel {
             peer_time: done.peer_time,
             endpoint: ArcSwapOption::new(endpoint.map(Arc::new)),
             hop: AtomicU64::new(0),
+            path_limit: PathLimit::off(),
             // Only the holder of the keys can send the second handshake message; the first may be a replay.
             confirmed: AtomicBool::new(done.initiator),
             received: AtomicBool::new(false),
@@ -110,7 +115,11 @@ impl Tunnel {
 
     /// Changes the underlay endpoint.
     pub(crate) fn set_endpoint(&self, endpoint: Option<SocketAddr>) {
+        let is_other = self.endpoint() != endpoint;
         self.endpoint.store(endpoint.map(Arc::new));
+        if is_other {
+            self.path_limit.forget();
+        }
     }
 
     /// The hop to use while there is no endpoint.
@@ -124,7 +133,10 @@ impl Tunnel {
     /// Sets the hop to use while there is no endpoint.
     pub(crate) fn set_hop(&self, hop: Option<Hop>) {
         let packed = hop.map_or(0, |hop| u64::from(hop.tunnel.0) << 32 | u64::from(hop.index.0));
-        self.hop.store(packed, Ordering::Relaxed);
+        let before = self.hop.swap(packed, Ordering::Relaxed);
+        if before != packed && self.endpoint().is_none() {
+            self.path_limit.forget();
+        }
     }
 
     /// Whether the peer has proved that it has the keys of this tunnel (key confirmation).

@@ -84,12 +84,13 @@ fn peers(answer: &Value) -> String {
             show(&peer["name"]),
             list(&peer["addresses"]),
             way(peer),
+            show(&peer["mtu"]),
             show(&peer["messages_sent"]),
             show(&peer["messages_received"]),
             format!("v{}", show(&peer["certificate_version"])),
         ]
     });
-    let mut text = table(["NAME", "ADDRESSES", "ENDPOINT", "SENT", "RECEIVED", "CERT"], rows);
+    let mut text = table(["NAME", "ADDRESSES", "ENDPOINT", "MTU", "SENT", "RECEIVED", "CERT"], rows);
     if answer["more"].as_u64().unwrap_or(0) > 0 {
         text += &format!("and {} more\n", show(&answer["more"]));
     }
@@ -116,6 +117,7 @@ fn tunnel(answer: &Value) -> String {
             ("name", show(&tunnel["name"])),
             ("addresses", list(&tunnel["addresses"])),
             ("endpoint", way(tunnel)),
+            ("MTU", show(&tunnel["mtu"])),
             ("state", state(tunnel)),
             ("indexes", format!("{} here, {} there", show(&tunnel["local_index"]), show(&tunnel["remote_index"]))),
             (

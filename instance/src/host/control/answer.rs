@@ -25,6 +25,7 @@ pub(super) fn tunnel(tunnel: &TunnelStatus) -> Value {
         "addresses": texts(&tunnel.peer),
         "endpoint": text(tunnel.endpoint),
         "relay": text(tunnel.relay),
+        "mtu": tunnel.path_mtu,
         "primary": tunnel.primary,
         "initiator": tunnel.initiator,
         "certificate_version": tunnel.version.number(),

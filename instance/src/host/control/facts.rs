@@ -156,7 +156,11 @@ impl Sources<'_> {
             "use_relays": settings.relay.use_relays,
             "lighthouses": lighthouses.collect::<Value>(),
             "link": link,
-            "mtu": { "tun": settings.tun.mtu, "device": settings.tun.device_mtu() },
+            "mtu": {
+                "tun": settings.tun.mtu,
+                "device": settings.tun.device_mtu(),
+                "discovery": settings.tun.discovers_path_mtu,
+            },
             "routes": if settings.tun.disabled { json!([]) } else { self.routes(&networks) },
             "clock_step": diagnosis.clock_step.map(|(at, by_ms)| json!({
                 "seconds_ago": clocks.ago(at), "by_ms": by_ms,

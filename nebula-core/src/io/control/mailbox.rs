@@ -181,6 +181,7 @@ impl AsFd for Mailbox {
 fn weight(punt: &Punt) -> usize {
     match punt {
         Punt::NoTunnel { packet, .. } | Punt::Unknown { packet } => packet.bytes.len(),
+        Punt::PathUnexamined { waits, .. } => waits.as_ref().map_or(0, |packet| packet.bytes.len()),
         Punt::Handshake { datagram, .. } => datagram.len(),
         Punt::Message { plaintext, .. } => plaintext.len(),
         Punt::Connect { .. }

@@ -129,7 +129,10 @@ impl Control {
 
     fn send(&mut self) {
         while let Some(transmit) = self.node.poll_transmit() {
-            if let Err(error) = self.socket.send_one(&transmit.datagram, transmit.to) {
+            if transmit.must_be_whole {
+                // A refusal says what silence would say: it is too long.
+                let _ = self.socket.send_whole(&transmit.datagram, transmit.to);
+            } else if let Err(error) = self.socket.send_one(&transmit.datagram, transmit.to) {
                 self.shared.counters.send_refused.add(1);
                 self.node.note_send_failure(clock::now(), transmit.to, error.raw_os_error());
             }

@@ -1,5 +1,6 @@
 //! UDP sockets: options, offload probing, address forms, and settings that may change while they are in use.
 
+mod discover_mtu;
 pub(super) mod receive;
 pub(super) mod send;
 
@@ -11,6 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrStorage, bind, getsockopt, setsockopt, socket, sockopt,
 };
+
+use self::discover_mtu::DiscoverMtu;
 
 /// Settings of the underlay sockets.
 #[derive(Debug, Clone)]
@@ -129,6 +132,18 @@ impl UdpSocket {
     pub(super) fn send_one(&self, datagram: &[u8], to: SocketAddr) -> io::Result<()> {
         let to = self.wire_address(to).ok_or_else(|| io::Error::from(io::ErrorKind::AddrNotAvailable))?;
         self.inner.send_to(datagram, to).map(|_| ())
+    }
+
+    /// Like [`UdpSocket::send_one`], but fails rather than let the datagram be fragmented, here or on its way.
+    ///
+    /// For the moment of the call this holds for what other threads send, too: a datagram of theirs that is longer than the
+    /// path is known to carry is then lost on the way instead of being fragmented here.
+    pub(super) fn send_whole(&self, datagram: &[u8], to: SocketAddr) -> io::Result<()> {
+        let before = DiscoverMtu::of(self, to)?;
+        before.set(self, DiscoverMtu::PROBE)?;
+        let sent = self.send_one(datagram, to);
+        before.set(self, before.mode)?;
+        sent
     }
 
     /// `address` in the form that this socket needs; `None` if it cannot reach that family.

@@ -295,7 +295,9 @@ fn all_unreachable(addresses: &[String]) -> Finding {
 fn path_mtu(path: &Value, host: &Value) -> Option<Finding> {
     let (mtu, overhead) = (path["mtu"].as_i64()?, path["overhead"].as_i64()?);
     let wanted = host["mtu"]["tun"].as_i64()?;
-    (wanted + overhead > mtu && path["local"] != true).then(|| {
+    // The host finds out by itself, and says so to who sends what is too large.
+    let is_found = host["mtu"]["discovery"] == true;
+    (wanted + overhead > mtu && path["local"] != true && !is_found).then(|| {
         let cause = format!(
             "packets of tun.mtu {wanted} become datagrams of {}, and the way to {} ({}) carries {mtu}: large packets \
              are cut or lost",
@@ -303,7 +305,8 @@ fn path_mtu(path: &Value, host: &Value) -> Option<Finding> {
             text(&path["endpoint"]),
             text(&path["device"]),
         );
-        let advice = format!("Set tun.mtu to {} or less on both hosts.", mtu - overhead);
+        let advice =
+            format!("Set tun.mtu to {} or less on both hosts, or tun.path_mtu_discovery to true.", mtu - overhead);
         Finding::warning("path_mtu", text(&path["peer"]), cause, &advice)
     })
 }

@@ -251,6 +251,10 @@ fn every_code_is_in_the_table_of_causes() {
 #[test]
 fn nothing_is_found_where_nothing_is_wrong() {
     assert_eq!(examine(&facts()), []);
+    let small = json!([{"peer": "10.42.0.9", "endpoint": "192.0.2.9:4242", "device": "wg0", "mtu": 1320, "overhead": 60,
+        "local": false}]);
+    let discovers = with(host("/mtu", json!({"tun": 1300, "device": 1300, "discovery": true})), "/paths", small);
+    assert_eq!(examine(&discovers), [], "discovery of the path MTU copes with it");
     let connected = with(peer(), "/connected", json!(true));
     assert_eq!(explain(&with(facts(), "/peers", json!([connected]))), []);
 }

@@ -1,0 +1,211 @@
+//! Paths that carry less than the overlay's MTU and do not say so: our `nebula`, beside ours and Go Nebula, on real kernels.
+//!
+//! Hosts: `a` and `b`, with two routers between them that send no ICMP errors. What does not fit into the link between the
+//! routers vanishes.
+
+#![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
+
+use crate::world;
+
+use std::net::IpAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use world::peers::{go, ours};
+use world::{World, run};
+
+const SOON: Duration = Duration::from_secs(20);
+const SECOND: Duration = Duration::from_secs(1);
+const MEGABYTE: usize = 1 << 20;
+const A: &str = "10.77.0.1";
+const B: &str = "10.77.0.2";
+const HOSTS: [(&str, &str, &str); 2] = [("a", "192.0.2.1", A), ("b", "198.51.100.1", B)];
+/// Jumbo frames everywhere but on the link under test.
+const ACCESS_MTU: &str = "9600";
+
+const NO_ERRORS: &str = "table inet black_hole {
+  chain output {
+    type filter hook output priority 0;
+    icmp type destination-unreachable drop
+    icmpv6 type packet-too-big drop
+  }
+}
+";
+
+struct Site {
+    world: World,
+}
+
+impl Site {
+    /// The link between the routers carries IP packets of `mtu` bytes.
+    fn new(mtu: u16) -> Self {
+        let mut world = World::new();
+        for name in ["a", "r", "q", "b"] {
+            world.namespace(name);
+        }
+        let rules = world.write("no-errors.nft", NO_ERRORS);
+        for ((from, at), (to, other), network) in [
+            (("a", "192.0.2.1/24"), ("r", "192.0.2.254/24"), "a"),
+            (("r", "203.0.113.1/24"), ("q", "203.0.113.2/24"), "m"),
+            (("q", "198.51.100.254/24"), ("b", "198.51.100.1/24"), "b"),
+        ] {
+            let spaces = [from, to].map(|host| world.namespace_of(host));
+            let names = [format!("{network}0"), format!("{network}1")];
+            let pair = ["-n", &spaces[0], "link", "add", &names[0], "type", "veth", "peer", "name", &names[1], "netns"];
+            run("ip", &[&pair[..], &[&spaces[1]]].concat());
+            for ((space, name), address) in spaces.iter().zip(&names).zip([at, other]) {
+                run("ip", &["-n", space, "addr", "add", address, "dev", name]);
+                run("ip", &["-n", space, "link", "set", name, "mtu", ACCESS_MTU, "up"]);
+            }
+        }
+        world.run("a", &["ip", "route", "add", "default", "via", "192.0.2.254"]);
+        world.run("b", &["ip", "route", "add", "default", "via", "198.51.100.254"]);
+        world.run("r", &["ip", "route", "add", "default", "via", "203.0.113.2"]);
+        world.run("q", &["ip", "route", "add", "default", "via", "203.0.113.1"]);
+        for router in ["r", "q"] {
+            world.run(router, &["sysctl", "-qw", "net.ipv4.ip_forward=1"]);
+            world.run(router, &["nft", "-f", &rules.display().to_string()]);
+        }
+        world.certify(&["ca", "-name", "paths", "-version", "1"]);
+        for (name, _, overlay) in HOSTS {
+            world.certify(&["sign", "-name", name, "-networks", &format!("{overlay}/24")]);
+        }
+        let site = Self { world };
+        site.set_mtu(mtu);
+        site
+    }
+
+    fn set_mtu(&self, mtu: u16) {
+        self.world.run("r", &["ip", "link", "set", "m0", "mtu", &mtu.to_string()]);
+        self.world.run("q", &["ip", "link", "set", "m1", "mtu", &mtu.to_string()]);
+    }
+
+    /// Starts both, `b` as a Go Nebula of this suite or as ours, with devices of this MTU.
+    fn start(&mut self, b: Option<&str>, device: u16) {
+        let dir = self.world.dir().display().to_string();
+        for (name, _, overlay) in HOSTS {
+            let known = HOSTS.iter().filter(|(other, ..)| *other != name);
+            let known: Vec<_> = known.map(|(_, underlay, at)| format!("\"{at}\": [\"{underlay}:4242\"]")).collect();
+            let suite = b.filter(|_| name == "b");
+            let own =
+                if suite.is_none() { format!("daemon: {{control_socket: {dir}/{name}.sock}}") } else { String::new() };
+            let config = format!(
+                "pki: {{ca: {dir}/ca.crt, cert: {dir}/{name}.crt, key: {dir}/{name}.key}}
+static_host_map: {{{}}}
+listen: {{host: 0.0.0.0, port: 4242}}
+tun: {{dev: neb0, mtu: {device}}}
+{own}
+firewall:
+  outbound: [{{port: any, proto: any, host: any}}]
+  inbound: [{{port: any, proto: any, host: any}}]
+",
+                known.join(", "),
+            );
+            let path = self.world.write(&format!("{name}.yml"), &config).display().to_string();
+            let binary = suite.map_or_else(ours, |suite| go("nebula", suite));
+            self.world.start(name, &binary, &["-config", &path]);
+            let until = Instant::now() + SOON;
+            while self
+                .world
+                .exec(name, &["ip", "-o", "addr", "show", "dev", "neb0", "up", "to", overlay])
+                .stdout
+                .is_empty()
+            {
+                assert!(Instant::now() < until, "{}", self.world.all_logs());
+                thread::sleep(Duration::from_millis(20));
+            }
+        }
+    }
+
+    /// What `a` says that it knows about the path to `b`.
+    fn mtu(&self) -> Option<u64> {
+        let socket = format!("{}/a.sock", self.world.dir().display());
+        let output =
+            self.world.run("a", &[&ours().display().to_string(), "ctl", "--socket", &socket, "--json", "peers"]);
+        let answer: Value = serde_json::from_str(&output).expect("an answer in JSON");
+        answer["peers"][0]["mtu"].as_u64()
+    }
+
+    /// Waits until `a` knows this MTU; panics if it takes longer than `within`.
+    fn until_mtu(&self, mtu: std::ops::RangeInclusive<u64>, within: Duration) {
+        let until = Instant::now() + within;
+        while !self.mtu().is_some_and(|known| mtu.contains(&known)) {
+            assert!(Instant::now() < until, "{:?} and not {mtu:?}\n{}", self.mtu(), self.world.all_logs());
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Sends a megabyte by TCP; returns how long it took.
+    fn transfer(&self, from: &str, to: &str) -> Duration {
+        let (_, _, at) = HOSTS.iter().find(|(name, ..)| *name == to).expect("a host");
+        let start = Instant::now();
+        self.world.transfer(from, to, at.parse::<IpAddr>().expect("an address"), MEGABYTE);
+        start.elapsed()
+    }
+}
+
+/// The first connection to a peer makes the tunnel, and finds the path while it sends.
+fn a_megabyte_passes(b: Option<&str>, path: u16, device: u16) {
+    let mut site = Site::new(path);
+    site.start(b, device);
+    let (first, best) = (site.transfer("a", "b"), u64::from(path) - 60);
+    site.until_mtu(best.min(device.into()) - 16..=best, SECOND);
+    let (again, back) = (site.transfer("a", "b"), site.transfer("b", "a"));
+    println!("path {path}, device {device}, peer {b:?}: first {first:?}, again {again:?}, back {back:?}");
+    for took in [first, again, back] {
+        assert!(took < LIMIT, "{took:?}\n{}", site.world.all_logs());
+    }
+}
+
+/// A second, and what a busy machine takes.
+const LIMIT: Duration = Duration::from_secs(4);
+const PATHS: [(u16, u16); 4] = [(1200, 1300), (1280, 1300), (1420, 1440), (9000, 9300)];
+
+#[test]
+#[ignore = "needs root, network namespaces and Go Nebula"]
+fn a_megabyte_passes_a_black_hole_between_two_of_ours() {
+    PATHS.iter().for_each(|(path, device)| a_megabyte_passes(None, *path, *device));
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and Go Nebula"]
+fn a_megabyte_passes_a_black_hole_to_and_from_go() {
+    PATHS.iter().for_each(|(path, device)| a_megabyte_passes(Some("sid"), *path, *device));
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and Go Nebula"]
+fn every_release_of_go_answers_probes() {
+    for suite in ["bookworm", "trixie", "sid"] {
+        let mut site = Site::new(1280);
+        site.start(Some(suite), 1300);
+        site.world.ping("a", B, SOON);
+        site.until_mtu(1204..=1220, 5 * SECOND);
+    }
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and Go Nebula"]
+fn a_path_that_changes_is_followed_beside_go() {
+    let mut site = Site::new(1500);
+    site.start(Some("sid"), 1300);
+    site.world.ping("a", B, SOON);
+    site.until_mtu(1300..=1300, 5 * SECOND);
+    site.transfer("a", "b");
+    site.set_mtu(1200);
+    // The host moves, too: its interface has another address.
+    site.world.run("a", &["ip", "addr", "add", "192.0.2.9/24", "dev", "a0"]);
+    site.world.run("a", &["ip", "addr", "del", "192.0.2.1/24", "dev", "a0"]);
+    site.world.run("a", &["ip", "route", "replace", "default", "via", "192.0.2.254"]);
+    site.world.ping("a", B, SOON);
+    site.until_mtu(1124..=1140, 6 * SECOND);
+    site.transfer("a", "b");
+    site.set_mtu(1500);
+    let until = Instant::now() + 75 * SECOND;
+    while site.mtu() != Some(1300) {
+        assert!(Instant::now() < until, "{:?}\n{}", site.mtu(), site.world.all_logs());
+        site.world.ping("a", B, SOON);
+        thread::sleep(SECOND / 2);
+    }
+}

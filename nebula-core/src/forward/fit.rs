@@ -1,0 +1,95 @@
+//! Whether a packet fits into the path to its peer, and what its sender is told if it does not (packet too big).
+
+use super::mss;
+use super::outbound::Stop;
+use super::reject::{self, MAX_ANSWERS};
+use super::segment::Plan;
+use super::{Lane, Offload};
+use crate::counters::Counter;
+use crate::tunnel::{PathState, Tunnel};
+use crate::wire::ip::Packet;
+use crate::{DropReason, PacketOwned, Punt};
+
+/// Examines a packet for a tunnel whose path is not known to carry everything. Has the path examined if nobody has done
+/// that, lowers the segment size of a new connection, and answers a packet that is too large.
+///
+/// # Errors
+/// Returns [`DropReason::TooBig`] if the packet must not be sent. One that may be fragmented on the way is sent all the
+/// same: its sender is told, and until it listens, the underlay may do what the overlay does not. Returns
+/// [`Stop::Punted`] if the packet has to wait until the path was examined.
+#[cold]
+#[inline(never)]
+pub(super) fn examine(
+    lane: &mut Lane,
+    tunnel: &Tunnel,
+    packet: &mut [u8],
+    (parsed, offload, plan): (&Packet, Offload, &Plan),
+) -> Result<(), Stop> {
+    let limit = match tunnel.path_limit.state() {
+        PathState::Limited(limit) => limit,
+        PathState::Open => return Ok(()),
+        PathState::Unexamined | PathState::UnderExamination => {
+            return have_examined(lane, tunnel, packet, (parsed, offload));
+        }
+    };
+    if mss::clamp(packet, parsed, offload, limit) {
+        lane.counters.add(Counter::SegmentSizeLowered, 1);
+    }
+    let longest = plan.longest(packet.len());
+    if longest <= limit.into() {
+        return Ok(());
+    }
+    if lane.deliveries.len() < MAX_ANSWERS
+        && let Some(answer) = reject::too_big(packet, parsed, limit)
+    {
+        lane.deliver_built(&answer);
+        lane.counters.add(Counter::TooBigAnswered, 1);
+    }
+    if may_be_fragmented(packet, longest) { Ok(()) } else { Err(DropReason::TooBig.into()) }
+}
+
+/// Asks the control plane to examine the path, if nobody did. Meanwhile the opening of a TCP connection waits: what it
+/// announces holds for good, and a peer that examines nothing would send what never arrives. Everything else passes.
+fn have_examined(
+    lane: &mut Lane,
+    tunnel: &Tunnel,
+    packet: &[u8],
+    (parsed, offload): (&Packet, Offload),
+) -> Result<(), Stop> {
+    let is_first = tunnel.path_limit.claim();
+    let opens = mss::announced(packet, parsed).is_some();
+    if !is_first && !opens {
+        return Ok(());
+    }
+    let waits = opens.then(|| PacketOwned { bytes: packet.to_vec(), offload });
+    let is_punted = lane.punt(Punt::PathUnexamined { tunnel: tunnel.local_index, waits });
+    if is_first && !is_punted {
+        tunnel.path_limit.forget();
+    }
+    match (is_punted, opens) {
+        (true, true) => Err(Stop::Punted),
+        (false, true) => Err(DropReason::PuntQueueFull.into()),
+        (_, false) => Ok(()),
+    }
+}
+
+/// Lowers the segment size that a peer announces in a new connection.
+#[cold]
+#[inline(never)]
+pub(super) fn clamp_inbound(lane: &Lane, tunnel: &Tunnel, packet: &mut [u8], parsed: &Packet) {
+    if let PathState::Limited(limit) = tunnel.path_limit.state()
+        && mss::clamp(packet, parsed, Offload::default(), limit)
+    {
+        lane.counters.add(Counter::SegmentSizeLowered, 1);
+    }
+}
+
+/// Whether a packet that is too long may be fragmented, or its sender cannot send less.
+fn may_be_fragmented(packet: &[u8], longest: usize) -> bool {
+    match packet.first().map(|first| first >> 4) {
+        Some(4) => packet.get(6).is_some_and(|flags| flags & DONT_FRAGMENT == 0),
+        _ => longest <= reject::MIN_MTU_V6.into(),
+    }
+}
+
+const DONT_FRAGMENT: u8 = 0x40;

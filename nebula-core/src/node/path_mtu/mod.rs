@@ -1,0 +1,316 @@
+//! Finds out how large an overlay packet the path to a peer carries (packetization layer path MTU discovery, RFC 8899).
+//!
+//! The probes are test requests that are padded to the size under test, because every implementation answers them with the
+//! same payload. A path counts as open until a probe was lost several times and smaller ones were answered: nearly all are.
+
+mod probe;
+mod probing;
+
+use std::time::{Duration, Instant};
+
+use crate::tunnel::PathState;
+
+pub(super) use self::probe::Probe;
+
+/// Where a search stands. Sends nothing: each step returns the probes to send.
+#[derive(Debug, Clone)]
+pub(super) struct Search {
+    /// When it began; stamps of probes are relative to this.
+    epoch: Instant,
+    /// The numbers of probes by the present path are at least this.
+    first: u32,
+    next: u32,
+    /// MTU of the overlay device.
+    mtu: u16,
+    /// What the search tries to reach: that MTU, as far as a probe can be so long.
+    top: u16,
+    /// How much longer a datagram is on the underlay than the packet in it.
+    overhead: u16,
+    /// The largest packet that was answered by this path; 0 if none was.
+    confirmed: u16,
+    /// The largest packet to send; `None`: any.
+    limit: Option<u16>,
+    run: Option<Run>,
+    round_trip: Duration,
+    /// Send counter of the tunnel, and time, when the path was last examined.
+    examined: (u64, Instant),
+    /// When to look for a larger packet next, while there is a limit.
+    raise_at: Instant,
+    /// Whether to try the largest of all then, and not the next larger one.
+    is_turn_of_top: bool,
+    /// The first run on the present path.
+    is_first_run: bool,
+}
+
+/// Probes under way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Run {
+    /// Whether `target` still passes; if it does not, what does. `best` is the largest packet answered in this run.
+    Check { target: u16, round: u32, best: u16 },
+    /// Whether something larger than the limit passes; if not, and `is_near`, what lies between is worth a search.
+    Raise { target: u16, is_near: bool },
+    /// Between what passes and what does not.
+    Narrow { fails: u16, target: u16, tries: u32 },
+}
+
+/// What to do after a step.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Step {
+    /// Probes to send, in this order.
+    pub(super) probes: Vec<Probe>,
+    /// When to call [`Search::due`]; `None`: not before there is traffic.
+    pub(super) next: Option<Instant>,
+}
+
+impl Search {
+    /// A search on a path that nobody has examined. `round_trip` is what the handshake took.
+    pub(super) fn new(now: Instant, round_trip: Duration) -> Self {
+        Self {
+            epoch: now,
+            first: 0,
+            next: 0,
+            mtu: 0,
+            top: 0,
+            overhead: 0,
+            confirmed: 0,
+            limit: None,
+            run: None,
+            round_trip: round_trip.min(MAX_HANDSHAKE),
+            examined: (0, now),
+            raise_at: now,
+            is_turn_of_top: true,
+            is_first_run: false,
+        }
+    }
+
+    /// What lanes have to know.
+    pub(super) fn state(&self) -> PathState {
+        match self.limit {
+            Some(limit) => PathState::Limited(limit),
+            None if self.is_first_run => PathState::UnderExamination,
+            None => PathState::Open,
+        }
+    }
+
+    /// Whether this is the first run on the present path.
+    pub(super) fn is_examining(&self) -> bool {
+        self.is_first_run
+    }
+
+    /// The largest packet that is known to pass.
+    pub(super) fn known(&self) -> Option<u16> {
+        self.limit.or(Some(self.confirmed).filter(|confirmed| *confirmed > 0))
+    }
+
+    /// Begins to examine another path, which adds `overhead` bytes to each packet, for a device with this MTU. `sent` is
+    /// the next send counter of the tunnel.
+    pub(super) fn begin(&mut self, now: Instant, sent: u64, mtu: u16, overhead: u16) -> Step {
+        (self.first, self.confirmed, self.limit, self.run) = (self.next, 0, None, None);
+        self.is_first_run = false;
+        (self.mtu, self.top, self.overhead) = (mtu, mtu.min(MAX_PROBE - overhead), overhead);
+        if self.smallest().is_none_or(|smallest| smallest >= self.top) {
+            self.top = 0;
+            return Step::default();
+        }
+        self.is_first_run = true;
+        self.check(now, sent, self.top)
+    }
+
+    /// Takes over what is known about the path from the search of an older tunnel that uses the same one. `sent` is the next
+    /// send counter of the new tunnel.
+    pub(super) fn inherit(&mut self, now: Instant, sent: u64, older: &Self) {
+        (self.mtu, self.top, self.overhead) = (older.mtu, older.top, older.overhead);
+        (self.confirmed, self.limit) = (older.confirmed, older.limit);
+        (self.round_trip, self.raise_at) = (older.round_trip, older.raise_at);
+        self.examined = (sent, now);
+    }
+
+    /// Stops, and forgets what is known.
+    pub(super) fn stop(&mut self) {
+        (self.first, self.confirmed, self.limit, self.run) = (self.next, 0, None, None);
+        self.is_first_run = false;
+    }
+
+    /// Whether the traffic since the path was last examined is a reason to call [`Search::due`].
+    pub(super) fn is_worth_a_look(&self, now: Instant, sent: u64) -> bool {
+        self.run.is_none() && (self.may_check(now, sent) || self.may_raise(now, sent))
+    }
+
+    /// The time of [`Step::next`] has come.
+    pub(super) fn due(&mut self, now: Instant, sent: u64) -> Step {
+        match self.run.take() {
+            None if self.may_raise(now, sent) => self.raise(now, sent),
+            None if self.may_check(now, sent) => self.check(now, sent, self.limit.unwrap_or(self.top)),
+            None => Step::default(),
+            Some(Run::Check { target, round, best }) if round < CHECK_ROUNDS => {
+                // The largest first: if a smaller one that was sent later is answered, it is lost rather than late.
+                let smaller = self.rungs(best, target).rev();
+                let sizes: Vec<_> = [target].into_iter().chain(smaller).collect();
+                self.send(now, &sizes, Run::Check { target, round: round + 1, best })
+            }
+            // Nothing is answered: that is no question of size.
+            Some(Run::Check { best: 0, .. }) => self.rest(now, sent),
+            Some(Run::Check { target, best, .. }) => {
+                (self.confirmed, self.limit, self.is_first_run) = (best, Some(best), false);
+                self.raise_at = now + RAISE_INTERVAL;
+                let fails = self.rungs(best, target).next().unwrap_or(target);
+                self.narrow(now, sent, fails)
+            }
+            Some(Run::Raise { target, is_near: true }) => self.narrow(now, sent, target),
+            Some(Run::Raise { .. }) => self.rest(now, sent),
+            Some(Run::Narrow { fails, target, tries }) if tries < NARROW_TRIES => {
+                self.send(now, &[target], Run::Narrow { fails, target, tries: tries + 1 })
+            }
+            Some(Run::Narrow { target, .. }) => self.narrow(now, sent, target),
+        }
+    }
+
+    /// A probe was answered.
+    pub(super) fn answered(&mut self, now: Instant, sent: u64, probe: Probe) -> Option<Step> {
+        let is_own = probe.number >= self.first && probe.number < self.next && probe.size <= self.top;
+        if !is_own {
+            return None;
+        }
+        self.measure(now, probe);
+        self.confirmed = self.confirmed.max(probe.size);
+        if self.confirmed == self.top || self.limit.is_some_and(|limit| probe.size > limit) {
+            self.limit = Some(self.confirmed).filter(|size| *size < self.mtu);
+        }
+        let run = self.run.take();
+        match run {
+            Some(Run::Check { target, round, best }) if probe.size < target => {
+                self.run = Some(Run::Check { target, round, best: best.max(probe.size) });
+                None
+            }
+            // A smaller one of an earlier run.
+            Some(Run::Raise { target, .. } | Run::Narrow { target, .. }) if probe.size < target => {
+                self.run = run;
+                None
+            }
+            None => None,
+            Some(_) if self.confirmed == self.top => Some(self.rest(now, sent)),
+            Some(Run::Check { .. }) => Some(self.rest(now, sent)),
+            Some(Run::Raise { .. }) => Some(self.raise_further(now)),
+            Some(Run::Narrow { fails, .. }) => Some(self.narrow(now, sent, fails)),
+        }
+    }
+
+    fn may_check(&self, now: Instant, sent: u64) -> bool {
+        let (counter, at) = self.examined;
+        // A peer that answered nothing is asked less often.
+        let interval = if self.confirmed > 0 { CHECK_INTERVAL } else { RAISE_INTERVAL };
+        self.top > 0 && sent.saturating_sub(counter) >= DATAGRAMS_PER_CHECK && now >= at + interval
+    }
+
+    fn may_raise(&self, now: Instant, sent: u64) -> bool {
+        self.limit.is_some()
+            && self.confirmed < self.top
+            && now >= self.raise_at
+            && sent.saturating_sub(self.examined.0) >= MIN_DATAGRAMS
+    }
+
+    fn check(&mut self, now: Instant, sent: u64, target: u16) -> Step {
+        self.examined = (sent, now);
+        self.send(now, &[target], Run::Check { target, round: 1, best: 0 })
+    }
+
+    /// Tries one larger packet.
+    fn raise(&mut self, now: Instant, sent: u64) -> Step {
+        (self.examined, self.raise_at) = ((sent, now), now + RAISE_INTERVAL);
+        let next = self.next_rung();
+        let gap = next - self.confirmed;
+        // Between two rungs, too: what passes there may have been lost before.
+        let target = match self.is_turn_of_top {
+            true => self.top,
+            false if gap < 2 * PRECISION => next,
+            false => self.confirmed + gap / 2,
+        };
+        let is_near = !self.is_turn_of_top && gap > self.confirmed / 5;
+        self.is_turn_of_top = !self.is_turn_of_top;
+        self.send(now, &[target], Run::Raise { target, is_near })
+    }
+
+    /// A larger packet passed, so an even larger one may.
+    fn raise_further(&mut self, now: Instant) -> Step {
+        let target = self.next_rung();
+        self.send(now, &[target], Run::Raise { target, is_near: true })
+    }
+
+    fn next_rung(&self) -> u16 {
+        self.rungs(self.confirmed, self.top).next().unwrap_or(self.top)
+    }
+
+    /// Tries what lies between the limit and a packet that does not pass.
+    fn narrow(&mut self, now: Instant, sent: u64, fails: u16) -> Step {
+        let gap = fails.saturating_sub(self.confirmed);
+        if gap < PRECISION {
+            return self.rest(now, sent);
+        }
+        let target = self.confirmed + gap / 2;
+        self.send(now, &[target], Run::Narrow { fails, target, tries: 1 })
+    }
+
+    /// Ends the run.
+    fn rest(&mut self, now: Instant, sent: u64) -> Step {
+        (self.run, self.examined, self.is_first_run) = (None, (sent, now), false);
+        Step { probes: Vec::new(), next: Some(now + CHECK_INTERVAL) }
+    }
+
+    fn send(&mut self, now: Instant, sizes: &[u16], run: Run) -> Step {
+        let number = self.next;
+        let stamp = now.saturating_duration_since(self.epoch);
+        self.next = self.next.wrapping_add(1);
+        self.run = Some(run);
+        let probes = sizes.iter().map(|&size| Probe { number, stamp, size }).collect();
+        Step { probes, next: Some(now + self.patience()) }
+    }
+
+    /// How long an answer may take.
+    fn patience(&self) -> Duration {
+        (self.round_trip * 2 + MIN_PATIENCE / 2).clamp(MIN_PATIENCE, MAX_PATIENCE)
+    }
+
+    fn measure(&mut self, now: Instant, probe: Probe) {
+        let Some(sample) = now.saturating_duration_since(self.epoch).checked_sub(probe.stamp) else { return };
+        self.round_trip = (self.round_trip * 3 + sample.min(MAX_PATIENCE)) / 4;
+    }
+
+    /// The sizes of the ladder between these two, which are not among them.
+    fn rungs(&self, above: u16, below: u16) -> impl DoubleEndedIterator<Item = u16> + use<> {
+        let overhead = self.overhead;
+        let sizes = LADDER.iter().map(move |size| size - overhead);
+        sizes.filter(move |size| (above + 1..below).contains(size))
+    }
+
+    fn smallest(&self) -> Option<u16> {
+        LADDER.first().map(|size| size - self.overhead)
+    }
+}
+
+/// Sizes of IP packets that links and tunnels carry: IPv6's minimum, common encapsulations, PPPoE, Ethernet, jumbo frames;
+/// and 1000 in case that nothing usual passes.
+const LADDER: [u16; 11] = [1000, 1200, 1280, 1340, 1400, 1420, 1460, 1492, 1500, 4000, 9000];
+/// The whole IP packet. Go Nebula reads datagrams into buffers of 9001 bytes.
+const MAX_PROBE: u16 = 9000;
+/// Probes of one size that have to be lost before it counts as too large: the network loses packets for other reasons.
+const CHECK_ROUNDS: u32 = 3;
+/// A wrong guess costs no more than [`PRECISION`] bytes here.
+const NARROW_TRIES: u32 = 2;
+/// How exactly a limit is worth being known, in bytes.
+const PRECISION: u16 = 16;
+/// After this time with traffic, the path is examined again: its MTU may have changed.
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
+/// Datagrams in that time, so that a check is at most half a percent of them.
+const DATAGRAMS_PER_CHECK: u64 = 200;
+/// A path with a limit is tried with a larger packet after this time: two probes a minute.
+const RAISE_INTERVAL: Duration = Duration::from_secs(30);
+/// Datagrams in that time, without which the peer is not in use.
+const MIN_DATAGRAMS: u64 = 8;
+/// The answer may be computed by a busy host.
+const MIN_PATIENCE: Duration = Duration::from_millis(50);
+const MAX_PATIENCE: Duration = Duration::from_secs(1);
+/// A handshake that took longer was repeated.
+const MAX_HANDSHAKE: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,235 @@
+//! The search on paths that carry a given size, and lose some of everything else, too.
+
+use proptest::prelude::*;
+
+use super::*;
+
+#[allow(clippy::disallowed_methods, reason = "a base for virtual time")]
+fn base() -> Instant {
+    Instant::now()
+}
+
+/// A path, and the search on it.
+struct Path {
+    search: Search,
+    now: Instant,
+    due: Option<Instant>,
+    /// Answers on their way, in order of arrival.
+    answers: Vec<(Instant, Probe)>,
+    mtu: u16,
+    round_trip: Duration,
+    /// Every n-th probe is lost; 0: none.
+    loses: usize,
+    sent: u64,
+    probes: usize,
+}
+
+const TUN: u16 = 1300;
+const OVERHEAD: u16 = 60;
+
+impl Path {
+    /// A path that carries IP packets of `mtu` bytes.
+    fn new(mtu: u16, round_trip: Duration) -> Self {
+        let now = base();
+        Self {
+            search: Search::new(now, round_trip),
+            now,
+            due: None,
+            answers: Vec::new(),
+            mtu: mtu - OVERHEAD,
+            round_trip,
+            loses: 0,
+            sent: 3,
+            probes: 0,
+        }
+    }
+
+    fn begin(mut self, tun: u16) -> Self {
+        let step = self.search.begin(self.now, self.sent, tun, OVERHEAD);
+        self.take(step);
+        self
+    }
+
+    fn take(&mut self, step: Step) {
+        self.due = step.next;
+        for probe in step.probes {
+            self.probes += 1;
+            let is_lost = self.loses > 0 && self.probes.is_multiple_of(self.loses);
+            if probe.size <= self.mtu && !is_lost {
+                self.answers.push((self.now + self.round_trip, probe));
+            }
+        }
+    }
+
+    /// Lets time pass, with `rate` datagrams a second.
+    fn run(&mut self, time: Duration, rate: u64) {
+        let (start, end, before) = (self.now, self.now + time, self.sent);
+        loop {
+            let answer = self.answers.first().map(|(at, _)| *at);
+            let Some(next) = [answer, self.due].into_iter().flatten().min().filter(|next| *next <= end) else { break };
+            self.now = self.now.max(next);
+            self.sent = before + rate * self.now.duration_since(start).as_secs();
+            if answer == Some(next) {
+                let (_, probe) = self.answers.remove(0);
+                if let Some(step) = self.search.answered(self.now, self.sent, probe) {
+                    self.take(step);
+                }
+            } else {
+                let step = self.search.due(self.now, self.sent);
+                self.take(step);
+            }
+        }
+        (self.now, self.sent) = (end, before + rate * time.as_secs());
+    }
+
+    /// Like the traffic check of a tunnel.
+    fn look(&mut self) {
+        if self.search.is_worth_a_look(self.now, self.sent) {
+            let step = self.search.due(self.now, self.sent);
+            self.take(step);
+        }
+    }
+
+    /// The whole IP packet on the underlay that the limit stands for.
+    fn limit(&self) -> Option<u16> {
+        self.search.limit.map(|limit| limit + OVERHEAD)
+    }
+}
+
+const FAST: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+
+#[test]
+fn one_probe_is_enough_on_a_path_that_carries_everything_and_an_idle_tunnel_sends_no_more() {
+    let mut path = Path::new(1500, FAST).begin(TUN);
+    path.run(3600 * SECOND, 0);
+    assert_eq!((path.limit(), path.search.known(), path.probes, path.due), (None, Some(TUN), 1, None));
+}
+
+#[test]
+fn a_black_hole_is_found_within_half_a_second_whatever_it_carries() {
+    for (mtu, tun) in [(1200, TUN), (1280, TUN), (1200, 1440), (1280, 1440), (1420, 1440), (1500, 8900), (9000, 9100)] {
+        for round_trip in [FAST, 30 * FAST] {
+            let mut path = Path::new(mtu, round_trip).begin(tun);
+            path.run(SECOND / 2, 1000);
+            let limit = path.limit().expect("a limit");
+            assert!(limit <= mtu && limit >= mtu.min(9000) - PRECISION, "{limit} of {mtu}");
+        }
+    }
+}
+
+#[test]
+fn a_limit_between_the_rungs_becomes_exact_soon() {
+    for mtu in [1111, 1337, 1415, 2900, 7000] {
+        let mut path = Path::new(mtu, FAST).begin(8900);
+        path.run(3 * SECOND, 1000);
+        let limit = path.limit().expect("a limit");
+        assert!((mtu - PRECISION..=mtu).contains(&limit), "{limit} of {mtu}");
+    }
+}
+
+#[test]
+fn a_peer_that_answers_nothing_sets_no_limit() {
+    let mut path = Path::new(500, FAST).begin(TUN);
+    path.run(60 * SECOND, 1000);
+    assert_eq!((path.limit(), path.search.known()), (None, None));
+    assert!(path.probes < 20, "{}", path.probes);
+}
+
+#[test]
+fn a_path_that_shrinks_is_noticed_within_three_seconds_of_traffic_and_one_that_grows_within_a_minute() {
+    let mut path = Path::new(1500, FAST).begin(TUN);
+    path.run(20 * SECOND, 1000);
+    path.mtu = 1200 - OVERHEAD;
+    path.run(3 * SECOND, 1000);
+    assert_eq!(path.limit(), Some(1200));
+    path.mtu = 1500 - OVERHEAD;
+    for _ in 0..12 {
+        path.run(5 * SECOND, 2);
+        path.look();
+    }
+    path.run(SECOND, 2);
+    assert_eq!(path.limit(), None);
+}
+
+#[test]
+fn a_limit_costs_an_idle_tunnel_nothing_and_a_quiet_one_two_probes_a_minute() {
+    let mut path = Path::new(1200, FAST).begin(TUN);
+    path.run(5 * SECOND, 0);
+    let before = path.probes;
+    for _ in 0..60 {
+        path.run(5 * SECOND, 0);
+        path.look();
+    }
+    assert_eq!(path.probes, before, "idle for five minutes");
+    for _ in 0..60 {
+        path.run(5 * SECOND, 2);
+        path.look();
+    }
+    assert!((8..=10).contains(&(path.probes - before)), "{} in five minutes", path.probes - before);
+}
+
+#[test]
+fn probes_are_less_than_a_hundredth_of_the_traffic() {
+    for (mtu, rate) in [(1500, 100), (1200, 100), (1200, 10_000)] {
+        let mut path = Path::new(mtu, FAST).begin(TUN);
+        path.run(2 * SECOND, rate);
+        let (probes, sent) = (path.probes, path.sent);
+        for _ in 0..60 {
+            path.run(5 * SECOND, rate);
+            path.look();
+        }
+        let (probes, sent) = (path.probes - probes, path.sent - sent);
+        assert!(probes as u64 * 100 <= sent, "{probes} of {sent}");
+        assert!(probes > 5, "the path is still looked after");
+    }
+}
+
+#[test]
+fn an_answer_that_comes_late_lifts_the_limit_at_once() {
+    let mut path = Path::new(1500, FAST).begin(TUN);
+    let (_, late) = path.answers.remove(0);
+    path.mtu = 1200 - OVERHEAD;
+    path.run(SECOND, 0);
+    assert_eq!(path.limit(), Some(1200));
+    path.search.answered(path.now, path.sent, late);
+    assert_eq!(path.limit(), None);
+}
+
+#[test]
+fn answers_by_an_earlier_path_and_invented_ones_say_nothing() {
+    let mut path = Path::new(1500, FAST).begin(TUN);
+    let (_, old) = path.answers.remove(0);
+    let mut path = Path { mtu: 1200 - OVERHEAD, ..path }.begin(TUN);
+    for probe in [old, Probe { number: 99, ..old }, Probe { number: 1, size: 9000, ..old }] {
+        assert_eq!(path.search.answered(path.now, path.sent, probe), None);
+    }
+    path.run(SECOND, 0);
+    assert_eq!(path.limit(), Some(1200));
+}
+
+#[test]
+fn a_device_with_a_small_mtu_needs_no_probes() {
+    let path = Path::new(1500, FAST).begin(900);
+    assert_eq!((path.probes, path.due, path.limit()), (0, None, None));
+}
+
+proptest! {
+    #[test]
+    fn a_lossy_path_ends_up_right_and_never_too_large(
+        mtu in 1000_u16..9200, tun in 1000_u16..9100, loses in 3_usize..10, millis in 1_u32..300,
+    ) {
+        let mut path = Path { loses, ..Path::new(mtu, FAST * millis) }.begin(tun);
+        for _ in 0..60 {
+            path.run(5 * SECOND, 500);
+            path.look();
+        }
+        let top = tun.min(MAX_PROBE - OVERHEAD);
+        let best = top.min(mtu - OVERHEAD);
+        let known = path.search.known();
+        prop_assert!(known.is_none_or(|known| known <= best), "{known:?} of {best}");
+        let enough = |known: u16| u32::from(known) * 6 / 5 >= u32::from(best);
+        prop_assert!(path.search.limit.is_none_or(enough), "{known:?} of {best}");
+        prop_assert!(path.search.limit.is_some() || best == top, "{best}");
+    }
+}
