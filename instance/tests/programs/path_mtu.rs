@@ -94,7 +94,7 @@ impl Site {
                 "pki: {{ca: {dir}/ca.crt, cert: {dir}/{name}.crt, key: {dir}/{name}.key}}
 static_host_map: {{{}}}
 listen: {{host: 0.0.0.0, port: 4242}}
-tun: {{dev: neb0, mtu: {device}}}
+tun: {{dev: neb0, mtu: {device}, path_mtu_discovery: true}}
 {own}
 firewall:
   outbound: [{{port: any, proto: any, host: any}}]
@@ -174,14 +174,17 @@ fn a_megabyte_passes_a_black_hole_to_and_from_go() {
     PATHS.iter().for_each(|(path, device)| a_megabyte_passes(Some("sid"), *path, *device));
 }
 
+/// Go Nebula up to 1.9 panics at a test request with a body.
 #[test]
 #[ignore = "needs root, network namespaces and Go Nebula"]
-fn every_release_of_go_answers_probes() {
-    for suite in ["bookworm", "trixie", "sid"] {
-        let mut site = Site::new(1280);
+fn releases_of_go_that_do_not_survive_probes_are_sent_none() {
+    for suite in ["bookworm", "trixie"] {
+        let mut site = Site::new(1500);
         site.start(Some(suite), 1300);
         site.world.ping("a", B, SOON);
-        site.until_mtu(1204..=1220, 5 * SECOND);
+        site.transfer("a", "b");
+        assert_eq!(site.mtu(), None);
+        assert!(site.world.has_daemon("b") && !site.world.log("b").contains("panic"), "{}", site.world.all_logs());
     }
 }
 

@@ -267,6 +267,7 @@ pub(super) fn reserved_pair(cipher: Cipher) -> [Side; 2] {
             initiator: own == 0,
             own_version: Version::V2,
             peer_time: 0,
+            answers_long_tests: true,
         };
         let tunnel = Arc::new(Tunnel::new(done, Some(endpoints[peer])));
         let lane = forwarder.lane();
@@ -368,6 +369,7 @@ pub(crate) fn negotiated(local_index: LocalIndex, peer: VerifiedCertificate, ini
         initiator,
         own_version: Version::V2,
         peer_time: 0,
+        answers_long_tests: true,
     }
 }
 

@@ -130,6 +130,7 @@ impl Initiator {
         let Some(mut noise) = self.noise.take() else { return Err(Error::Payload("the handshake is over")) };
         let payload = HandshakePayload::parse(&payload)?;
         let remote_index = nonzero(payload.responder_index)?;
+        let answers_long_tests = names_version(&payload);
         let peer = verify_peer(&noise, &self.identity, payload, trust, at)?;
         let split = RawSplit::of(&mut noise);
         Ok(Negotiated {
@@ -140,6 +141,7 @@ impl Initiator {
             initiator: true,
             own_version: self.own_version,
             peer_time: payload.time,
+            answers_long_tests,
         })
     }
 }
@@ -189,6 +191,7 @@ pub(super) fn respond_with(
     let payload = read_message(&mut noise, body)?;
     let payload = HandshakePayload::parse(&payload)?;
     let remote_index = nonzero(payload.initiator_index)?;
+    let answers_long_tests = names_version(&payload);
     let peer = verify_peer(&noise, own.identity, payload, trust, at)?;
     let own_version = match own.identity.certificate(peer.version()) {
         Some(same) => same.version(),
@@ -210,8 +213,14 @@ pub(super) fn respond_with(
         initiator: false,
         own_version,
         peer_time: payload.time,
+        answers_long_tests,
     };
     Ok((completed, answer))
+}
+
+/// Whether the peer names the version of its certificate, as Go Nebula does since 1.10.
+fn names_version(payload: &HandshakePayload<'_>) -> bool {
+    payload.certificate_version > 0
 }
 
 /// The part of a datagram that Noise reads: all but the header, which must be exactly that of the expected message.

@@ -48,6 +48,7 @@ impl Node {
             initiator: false,
             own_version,
             peer_time: 0,
+            answers_long_tests: true,
         };
         let mut tunnel = Tunnel::new(done, Some(endpoint));
         tunnel.peer_addresses = addresses;

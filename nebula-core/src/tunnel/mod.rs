@@ -55,6 +55,8 @@ pub(crate) struct Tunnel {
     pub own_version: Version,
     /// Time value of the peer's handshake message, nanoseconds since the Unix epoch by the peer's clock.
     pub peer_time: u64,
+    /// Whether the peer may be sent test requests with a body.
+    pub(crate) answers_long_tests: bool,
     endpoint: ArcSwapOption<SocketAddr>,
     /// Both indexes of the hop to use while there is no endpoint; 0 if there is none.
     hop: AtomicU64,
@@ -96,6 +98,7 @@ impl Tunnel {
             initiator: done.initiator,
             own_version: done.own_version,
             peer_time: done.peer_time,
+            answers_long_tests: done.answers_long_tests,
             endpoint: ArcSwapOption::new(endpoint.map(Arc::new)),
             hop: AtomicU64::new(0),
             path_limit: PathLimit::off(),

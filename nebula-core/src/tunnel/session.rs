@@ -126,6 +126,8 @@ pub(crate) struct Negotiated {
     pub(crate) own_version: Version,
     /// Time field of the peer's message.
     pub(crate) peer_time: u64,
+    /// Whether the peer may be sent test requests with a body: Go Nebula up to 1.9 panics at them.
+    pub(crate) answers_long_tests: bool,
 }
 
 #[cfg(test)]

@@ -208,7 +208,7 @@ pub(super) const KEYS: &[Key] = &[
     key(
         "tun.path_mtu_discovery",
         Boolean,
-        "true",
+        "false",
         OnReload,
         "find out how large a packet the path to each peer carries",
     ),

@@ -14,6 +14,8 @@ pub(super) const CASES: &[Case] = &[
     remarked("device name too long", "tun: {dev: abcdefghijklmnopqrst}", "tun.dev"),
     remarked("device as a list", "tun: {dev: [a]}", "tun.dev"),
     remarked("mtu as a word", "tun: {mtu: large}", "tun.mtu"),
+    good("path MTU discovery", "tun: {path_mtu_discovery: true}"),
+    good("kept tunnels", "tunnels: {keep: [10.42.0.9], keep_groups: [database]}"),
     good("mtu quoted", "tun: {mtu: '1400'}"),
     remarked("tx_queue as a word", "tun: {tx_queue: long}", "tun.tx_queue"),
     good("routes", "tun: {routes: [{mtu: 8800, route: 10.42.0.0/24}]}"),

@@ -22,7 +22,7 @@ impl Node {
         for index in self.tunnels.indexes() {
             let Some(live) = self.tunnels.get_mut(index) else { continue };
             live.path_mtu.stop();
-            live.tunnel.path_limit.switch(on);
+            live.tunnel.path_limit.switch(on && live.tunnel.answers_long_tests);
             self.timer.cancel(Due::PathMtu(index));
             self.paths(now).let_go(index);
         }
@@ -32,7 +32,7 @@ impl Node {
     /// to the same peer.
     pub(in crate::node) fn prepare_path_mtu(&self, now: Instant, live: &mut Live) {
         let tunnel = &live.tunnel;
-        tunnel.path_limit.switch(self.config.path_mtu.is_some());
+        tunnel.path_limit.switch(self.config.path_mtu.is_some() && tunnel.answers_long_tests);
         let Some(older) = tunnel.peer_addresses.first().and_then(|peer| self.tunnels.of_peer(*peer).last()) else {
             return;
         };
