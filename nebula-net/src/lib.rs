@@ -1,0 +1,5 @@
+//! TCP and UDP over the Nebula overlay inside a program, without a device or privileges.
+
+#![warn(missing_docs)]
+
+pub mod tcp;
