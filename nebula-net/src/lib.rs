@@ -2,4 +2,5 @@
 
 #![warn(missing_docs)]
 
+pub mod stack;
 pub mod tcp;

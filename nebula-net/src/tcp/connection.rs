@@ -229,8 +229,8 @@ impl Connection {
             return Ok(Some(self.receiver.read(now, rtt, out)));
         }
         match self.error {
+            _ if self.receiver.finished() || out.is_empty() => Ok(Some(0)),
             Some(error) => Err(error),
-            None if self.receiver.finished() || out.is_empty() => Ok(Some(0)),
             None if self.state == State::Closed => Err(Error::Closed),
             None => Ok(None),
         }
@@ -303,6 +303,39 @@ impl Connection {
     pub fn limit_mss(&mut self, mss: u16) {
         self.mss = self.mss.min(mss.max(MIN_MSS));
         self.sender.limit_segment(self.segment());
+    }
+
+    /// Sends small segments at once, or waits for the acknowledgement of others.
+    pub fn set_no_delay(&mut self, no_delay: bool) {
+        self.sender.no_delay = no_delay;
+    }
+
+    /// Sequence number of the peer's SYN.
+    #[must_use]
+    pub fn peer_initial(&self) -> u32 {
+        self.receiver.space.initial
+    }
+
+    /// Whether this sequence number was sent and is not acknowledged.
+    #[must_use]
+    pub fn has_sent(&self, sequence: u32) -> bool {
+        if self.state == State::SynSent {
+            return sequence == self.sender.space.sequence(0);
+        }
+        let acknowledged = self.sender.acknowledged();
+        let offset = self.sender.space.offset(acknowledged, sequence);
+        offset.is_some_and(|offset| (acknowledged..self.sender.next()).contains(&offset))
+    }
+
+    /// Whether this SYN may begin the next connection of the same two ends (RFC 6191).
+    #[must_use]
+    pub fn takes_new_syn(&self, syn: &Header) -> bool {
+        let next = self.receiver.next();
+        let later = self.receiver.space.offset(next, syn.sequence).is_some_and(|offset| offset > next);
+        let newer = syn.options.timestamps.is_some_and(|(value, _)| {
+            self.timestamps.enabled && (value.wrapping_sub(self.timestamps.recent.0) as i32) > 0
+        });
+        self.state == State::TimeWait && (later || newer)
     }
 
     fn end(&mut self, error: Option<Error>) {
