@@ -2,5 +2,10 @@
 
 #![warn(missing_docs)]
 
+mod net;
 pub mod stack;
 pub mod tcp;
+
+pub use net::{
+    BlockingListener, BlockingNet, BlockingStream, Builder, Net, StartError, TcpListener, TcpStream, UdpSocket,
+};

@@ -51,13 +51,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self {
-            connections: 1 << 16,
-            backlog: 1024,
-            half_open_per_peer: 64,
-            time_wait: 1 << 14,
-            udp_buffer: 256 << 10,
-        }
+        Self { connections: 1 << 16, backlog: 1024, half_open_per_peer: 64, time_wait: 1 << 14, udp_buffer: 256 << 10 }
     }
 }
 
@@ -401,6 +395,16 @@ impl Stack {
         }
     }
 
+    /// There is no tunnel to this peer, so connections to it that are being opened fail at once.
+    pub fn peer_unreachable(&mut self, now: Instant, peer: IpAddr) {
+        for id in self.connections.ids().collect::<Vec<_>>() {
+            if let Some(entry) = self.connections.get_mut(id).filter(|entry| entry.flow.remote.ip() == peer) {
+                entry.connection.unreachable(Error::Unreachable);
+                self.settle(now, id);
+            }
+        }
+    }
+
     /// When to call [`Stack::timeout`] at the latest.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
@@ -410,7 +414,9 @@ impl Stack {
     /// Does what is due by time, as far as [`Stack::poll_packet`] does not; call that next.
     pub fn timeout(&mut self, now: Instant) {
         while let Some((at, id)) = self.timers.pop(now) {
-            let Some(entry) = self.connections.get_mut(id).filter(|entry| entry.scheduled == Some(at)) else { continue };
+            let Some(entry) = self.connections.get_mut(id).filter(|entry| entry.scheduled == Some(at)) else {
+                continue;
+            };
             entry.scheduled = None;
             entry.connection.timeout(now);
             // What is due is done when it is sent, and only then is the next timer known.
@@ -595,7 +601,9 @@ impl Stack {
         match entry.connection.read(now, out) {
             Ok(Some(count)) => {
                 // The window may be worth telling.
-                self.settle(now, id);
+                if entry.connection.wants_ack(now) {
+                    self.settle(now, id);
+                }
                 Poll::Ready(Ok(count))
             }
             Ok(None) => {

@@ -52,10 +52,11 @@ impl<T> Slots<T> {
     }
 
     pub(crate) fn ids(&self) -> impl Iterator<Item = Id> {
-        self.slots.iter().enumerate().filter(|(_, slot)| slot.1.is_some()).map(|(index, slot)| Id {
-            index: index as u32,
-            generation: slot.0,
-        })
+        self.slots
+            .iter()
+            .enumerate()
+            .filter(|(_, slot)| slot.1.is_some())
+            .map(|(index, slot)| Id { index: index as u32, generation: slot.0 })
     }
 }
 

@@ -193,11 +193,10 @@ fn a_flood_of_syns_takes_a_bounded_share() {
     pair.decide(1);
     pair.carry();
     (0..200).for_each(|_| pair.pass(Duration::from_millis(500)));
-    let accepted =
-        std::iter::from_fn(|| match pair.stacks[1].poll_accept(None, 80, &mut context()) {
-            Poll::Ready(id) => id,
-            Poll::Pending => None,
-        });
+    let accepted = std::iter::from_fn(|| match pair.stacks[1].poll_accept(None, 80, &mut context()) {
+        Poll::Ready(id) => id,
+        Poll::Pending => None,
+    });
     assert!(accepted.count() > 20);
 }
 

@@ -151,8 +151,7 @@ impl Connection {
         let Begin { options, initial, timestamp_offset, epoch, mss } = begin;
         let mut sender = Sender::new(now, initial, options.send_buffer, options.max_send_buffer);
         sender.no_delay = options.no_delay;
-        let receiver =
-            Receiver::new(now, peer_initial, options.receive_window, options.max_receive_window, mss.into());
+        let receiver = Receiver::new(now, peer_initial, options.receive_window, options.max_receive_window, mss.into());
         Self {
             state,
             sender,
@@ -310,6 +309,12 @@ impl Connection {
         self.sender.no_delay = no_delay;
     }
 
+    /// Whether the peer is to be told something, such as a window that opened.
+    #[must_use]
+    pub fn wants_ack(&self, now: Instant) -> bool {
+        self.receiver.wants_ack(now)
+    }
+
     /// Sequence number of the peer's SYN.
     #[must_use]
     pub fn peer_initial(&self) -> u32 {
@@ -361,7 +366,10 @@ impl Connection {
             return None;
         }
         let ack = self.receiver.ack_due().filter(|_| self.is_established());
-        [self.handshake.due, self.sender.deadline(), ack, self.expires, self.keepalive_due()].into_iter().flatten().min()
+        [self.handshake.due, self.sender.deadline(), ack, self.expires, self.keepalive_due()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     fn keepalive_due(&self) -> Option<Instant> {
@@ -445,13 +453,8 @@ impl Connection {
         self.timestamps.last_ack = 1;
         self.handshake.peer_shift = window_scale;
         let options = &self.options;
-        self.receiver = Receiver::new(
-            now,
-            syn.sequence,
-            options.receive_window,
-            options.max_receive_window,
-            self.segment(),
-        );
+        self.receiver =
+            Receiver::new(now, syn.sequence, options.receive_window, options.max_receive_window, self.segment());
         self.keepalive.heard = now;
     }
 
@@ -521,7 +524,8 @@ impl Connection {
             let shift = self.handshake.peer_shift.unwrap_or(0);
             self.establish(now, header, 1 + (u64::from(header.window) << shift));
         }
-        let Some(offset) = offset.filter(|offset| (self.sender.oldest_plausible()..=self.sender.next()).contains(offset))
+        let Some(offset) =
+            offset.filter(|offset| (self.sender.oldest_plausible()..=self.sender.next()).contains(offset))
         else {
             self.challenge(now, false);
             return Reaction::None;

@@ -144,12 +144,7 @@ impl Scoreboard {
     }
 
     /// The peer has `range`, which lies within what was sent, out of order.
-    pub(crate) fn selectively_acknowledged(
-        &mut self,
-        now: Instant,
-        min_rtt: Duration,
-        range: Range<u64>,
-    ) -> Delivered {
+    pub(crate) fn selectively_acknowledged(&mut self, now: Instant, min_rtt: Duration, range: Range<u64>) -> Delivered {
         let mut delivered = Delivered::default();
         if self.ranges.len() + 2 > MAX_RANGES {
             return delivered;

@@ -98,8 +98,7 @@ impl World {
         };
         let ends = [end(), end()];
         let random = link.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        let mut world =
-            Self { start, now: start, random, link, ends, wire: BTreeMap::new(), sent: 0, mss: 1240 };
+        let mut world = Self { start, now: start, random, link, ends, wire: BTreeMap::new(), sent: 0, mss: 1240 };
         world.ends[0].connection = Some(Connection::connect(start, world.begin(0)));
         world
     }
@@ -330,7 +329,8 @@ fn a_stream_arrives_whole_and_both_sides_close() {
 #[test]
 fn a_closed_window_opens_again() {
     let slow = Program { read: 700, pause: Duration::from_millis(300), ..Program::default() };
-    let mut world = World::new(Link::default(), [TcpOptions::default(), small_windows(2000, 2000)], [sends(20_000), slow]);
+    let mut world =
+        World::new(Link::default(), [TcpOptions::default(), small_windows(2000, 2000)], [sends(20_000), slow]);
     world.run_to_the_end(HOUR);
     world.assert_complete();
 }
@@ -358,7 +358,8 @@ fn windows_grow_to_what_a_long_path_holds() {
 
 #[test]
 fn a_reset_ends_the_other_side() {
-    let mut world = World::new(Link::default(), Default::default(), [sends(1000), Program { close_at_once: false, ..sends(0) }]);
+    let mut world =
+        World::new(Link::default(), Default::default(), [sends(1000), Program { close_at_once: false, ..sends(0) }]);
     world.run(HOUR, |world| world.ends[1].received == 1000);
     world.ends[1].connection.as_mut().unwrap().abort();
     world.run(HOUR, |world| world.ends[0].connection.as_ref().unwrap().error().is_some());
