@@ -1,5 +1,4 @@
-//! TCP and UDP over the Nebula overlay inside a program, without a device or privileges.
-
+#![doc = include_str!("../README.md")]
 #![warn(missing_docs)]
 
 mod net;

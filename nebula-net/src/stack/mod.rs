@@ -45,13 +45,23 @@ pub struct Limits {
     pub half_open_per_peer: usize,
     /// Connections that rest after both sides closed them; the oldest make room. Default: 16,384.
     pub time_wait: usize,
+    /// Bytes of data that arrived and were not read, of all connections together. Beyond that each keeps a little, and the rest is left
+    /// to the peers to send again. Default: 256 MiB.
+    pub receive_memory: usize,
     /// Bytes of datagrams that wait in one UDP socket. Default: 256 KiB.
     pub udp_buffer: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { connections: 1 << 16, backlog: 1024, half_open_per_peer: 64, time_wait: 1 << 14, udp_buffer: 256 << 10 }
+        Self {
+            connections: 1 << 16,
+            backlog: 1024,
+            half_open_per_peer: 64,
+            time_wait: 1 << 14,
+            receive_memory: 256 << 20,
+            udp_buffer: 256 << 10,
+        }
     }
 }
 
@@ -104,8 +114,12 @@ pub struct Stack {
     /// Connections of this side that were opened since the last look.
     opened: VecDeque<Id>,
     time_wait: VecDeque<Id>,
+    /// Bytes of data that arrived and were not read.
+    buffered: usize,
 }
 
+/// What each connection may keep beyond [`Limits::receive_memory`].
+const RESERVE: usize = 4096;
 /// Answers and datagrams that wait to be sent; more are dropped.
 const MAX_OUTGOING: usize = 256;
 /// Offset of the checksum in a TCP header.
@@ -132,6 +146,7 @@ impl Stack {
             asked: VecDeque::new(),
             opened: VecDeque::new(),
             time_wait: VecDeque::new(),
+            buffered: 0,
         }
     }
 
@@ -201,7 +216,12 @@ impl Stack {
         }
         let Some(id) = found else { return self.receive_unknown(now, flow, &header, bytes) };
         let Some(entry) = self.connections.get_mut(id) else { return };
+        let before = entry.connection.buffered();
+        if bytes > 0 && self.buffered >= self.limits.receive_memory && before + bytes > RESERVE {
+            return;
+        }
         let reaction = entry.connection.receive(now, &header, &payload);
+        self.buffered = self.buffered + entry.connection.buffered() - before;
         if reaction == Reaction::Reset {
             self.reset(flow, &header, bytes);
         }
@@ -560,6 +580,7 @@ impl Stack {
         }
         // A program that still holds it is told that it ended.
         if entry.orphaned {
+            self.buffered -= entry.connection.buffered();
             self.connections.remove(id);
         } else if let Some(entry) = self.connections.get_mut(id) {
             entry.connection.abort();
@@ -600,6 +621,7 @@ impl Stack {
         let Some(entry) = self.connections.get_mut(id) else { return Poll::Ready(Err(Error::Closed)) };
         match entry.connection.read(now, out) {
             Ok(Some(count)) => {
+                self.buffered -= count;
                 // The window may be worth telling.
                 if entry.connection.wants_ack(now) {
                     self.settle(now, id);

@@ -304,3 +304,40 @@ fn the_oldest_of_too_many_in_time_wait_makes_room() {
     }
     assert_eq!([0, 1].map(|at| pair.stacks[at].connections()), [3, 0]);
 }
+
+#[test]
+fn unread_data_of_all_connections_together_is_bounded() {
+    let limits = Limits { receive_memory: 100_000, ..Limits::default() };
+    let mut pair = Pair::new(["10.0.0.1", "10.0.0.2"], StackOptions { limits, ..StackOptions::default() });
+    pair.stacks[1].listen(None, 80).unwrap();
+    let ends: Vec<_> = (0..10).map(|_| pair.connect(80)).collect();
+    let mut written = 0;
+    for _ in 0..20 {
+        for (near, _) in &ends {
+            if let Poll::Ready(Ok(count)) = pair.write(0, *near, &[7; 10_000]) {
+                written += count;
+            }
+        }
+        pair.pass(Duration::from_millis(500));
+    }
+    let unread = |pair: &Pair| {
+        ends.iter().map(|(_, far)| pair.stacks[1].connections.get(*far).unwrap().connection.buffered()).sum::<usize>()
+    };
+    assert_eq!(pair.stacks[1].buffered, unread(&pair));
+    assert!((100_000..150_000).contains(&unread(&pair)), "{}", unread(&pair));
+    // Whoever is read goes on.
+    let mut read = 0;
+    for _ in 0..400 {
+        for (_, far) in &ends {
+            if let Poll::Ready(Ok(bytes)) = pair.read(1, *far) {
+                read += bytes.len();
+            }
+        }
+        pair.pass(Duration::from_millis(500));
+    }
+    assert_eq!(read, written);
+    assert_eq!(pair.stacks[1].buffered, unread(&pair));
+    ends.iter().for_each(|(_, far)| pair.stacks[1].close(pair.now, *far));
+    pair.carry();
+    assert_eq!(pair.stacks[1].buffered, 0);
+}

@@ -309,6 +309,12 @@ impl Connection {
         self.sender.no_delay = no_delay;
     }
 
+    /// Bytes of received data that take memory.
+    #[must_use]
+    pub fn buffered(&self) -> usize {
+        self.receiver.buffered()
+    }
+
     /// Whether the peer is to be told something, such as a window that opened.
     #[must_use]
     pub fn wants_ack(&self, now: Instant) -> bool {

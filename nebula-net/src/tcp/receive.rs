@@ -27,6 +27,8 @@ pub(crate) struct Receiver {
     in_order: ReceiveBuffer,
     /// By offset; they do not overlap, and all are after `next`.
     pieces: BTreeMap<u64, Vec<u8>>,
+    /// Bytes in them.
+    held: usize,
     /// An offset in each range that was received out of order lately, newest first.
     recent: VecDeque<u64>,
     /// A segment that arrived twice, to be reported once (RFC 2883).
@@ -79,6 +81,7 @@ impl Receiver {
             next: 1,
             in_order: ReceiveBuffer::default(),
             pieces: BTreeMap::new(),
+            held: 0,
             recent: VecDeque::new(),
             duplicate: None,
             fin: None,
@@ -110,6 +113,11 @@ impl Receiver {
     /// Bytes that the program can read.
     pub(crate) fn readable(&self) -> usize {
         self.in_order.len()
+    }
+
+    /// Bytes that take memory: in order and not.
+    pub(crate) fn buffered(&self) -> usize {
+        self.in_order.len() + self.held
     }
 
     /// Whether everything up to the FIN arrived.
@@ -149,7 +157,7 @@ impl Receiver {
         }
         if self.fin == Some(self.next) {
             self.next += 1;
-            self.pieces = BTreeMap::new();
+            (self.pieces, self.held) = (BTreeMap::new(), 0);
             self.ack.now = true;
         }
         self.note_arrival(now, (self.next - before) as usize);
@@ -177,6 +185,7 @@ impl Receiver {
             && *first.key() <= self.next
         {
             let (start, mut bytes) = first.remove_entry();
+            self.held -= bytes.len();
             let known = ((self.next - start) as usize).min(bytes.len());
             bytes.drain(..known);
             self.next += bytes.len() as u64;
@@ -228,12 +237,14 @@ impl Receiver {
             && piece.len() + bytes.len() <= PIECE
         {
             piece.extend_from_slice(bytes);
+            self.held += bytes.len();
             return true;
         }
         if self.pieces.len() >= MAX_PIECES {
             return false;
         }
         self.pieces.insert(start, bytes.to_vec());
+        self.held += bytes.len();
         true
     }
 
@@ -406,9 +417,9 @@ mod tests {
         let (mut receiver, now) = receiver();
         receiver.receive(now, 990, &[&[0; 100]], false);
         let kept: usize = receiver.pieces.values().map(Vec::len).sum();
-        assert_eq!(kept, 11);
+        assert_eq!((kept, receiver.buffered()), (11, 11));
         receiver.receive(now, 1, &[&[0; 2000]], false);
-        assert_eq!(receiver.readable(), 1000);
+        assert_eq!((receiver.readable(), receiver.buffered()), (1000, 1000));
     }
 
     #[test]
