@@ -14,6 +14,7 @@ use common::{hosts, overlay};
 use nebula_core::io::{Driver, Options, SocketOptions, Tun, UdpSocket as Underlay};
 use nebula_net::{BlockingNet, Net};
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::socket::{setsockopt, sockopt};
 
 /// What the underlay does with datagrams, per thousand.
 #[derive(Clone, Copy)]
@@ -22,6 +23,8 @@ struct Link {
     loss: u64,
     /// Held back, so that later ones overtake them.
     late: u64,
+    /// Milliseconds that each datagram takes.
+    delay: u64,
 }
 
 /// A node of ours, the driver in its namespace, and the link between them.
@@ -127,8 +130,9 @@ fn start_link(link: Link, ends: [SocketAddr; 2]) -> SocketAddr {
                 if next(1000) < link.loss {
                     continue;
                 }
-                if next(1000) < link.late && held.len() < 1000 {
-                    held.push((heard + Duration::from_millis(1 + next(8)), to, buffer[..len].to_vec()));
+                let late = if next(1000) < link.late { 1 + next(8) } else { 0 };
+                if late + link.delay > 0 && held.len() < 10_000 {
+                    held.push((heard + Duration::from_millis(late + link.delay), to, buffer[..len].to_vec()));
                 } else {
                     let _ = socket.send_to(&buffer[..len], to);
                 }
@@ -162,8 +166,11 @@ fn echo(mut stream: impl Read + Write) {
     }
 }
 
-const LINKS: [Link; 3] =
-    [Link { seed: 1, loss: 0, late: 0 }, Link { seed: 2, loss: 20, late: 0 }, Link { seed: 3, loss: 10, late: 50 }];
+const LINKS: [Link; 3] = [
+    Link { seed: 1, loss: 0, late: 0, delay: 0 },
+    Link { seed: 2, loss: 20, late: 0, delay: 0 },
+    Link { seed: 3, loss: 10, late: 50, delay: 0 },
+];
 
 #[test]
 #[ignore = "needs root for a namespace and a tun device"]
@@ -271,4 +278,47 @@ fn refusals_and_resets_are_understood_on_both_sides() {
     thread::sleep(Duration::from_millis(300));
     drop(stream);
     assert_eq!(soon(&done), ErrorKind::ConnectionReset);
+}
+
+#[test]
+#[ignore = "needs root for a namespace and a tun device"]
+fn a_long_path_with_loss_does_not_stall_us() {
+    // Enough for the congestion window to be what the loss has it.
+    let data = pattern(1_500_000);
+    let link = Link { seed: 4, loss: 20, late: 0, delay: 25 };
+    let world = World::new(link);
+    world.net.up(IpAddr::from(overlay(2))).expect("a tunnel");
+
+    let served = world.kernel_serves(|mut stream| {
+        let mut got = Vec::new();
+        stream.read_to_end(&mut got).expect("the stream ends");
+        stream.write_all(&[1]).expect("we wait for it");
+    });
+    let mut stream = world.net.dial("10.42.0.2:7").expect("the kernel accepts");
+    let started = now();
+    stream.write_all(&data).expect("the kernel reads");
+    stream.shutdown();
+    stream.read_exact(&mut [0]).expect("the kernel answers");
+    let ours = started.elapsed();
+    soon(&served);
+
+    let listener = world.net.listen(7).expect("a free port");
+    let done = world.kernel_dials(move |stream| {
+        let mut stream = stream.expect("we accept");
+        // A machine may have another default.
+        setsockopt(&stream, sockopt::TcpCongestion, &"cubic".into()).expect("the kernel has CUBIC");
+        let started = now();
+        stream.write_all(&data).expect("we read");
+        stream.shutdown(Shutdown::Write).expect("open");
+        stream.read_exact(&mut [0]).expect("we answer");
+        started.elapsed()
+    });
+    let mut stream = listener.accept().expect("the kernel dials");
+    let mut got = Vec::new();
+    stream.read_to_end(&mut got).expect("the stream ends");
+    stream.write_all(&[1]).expect("the kernel waits for it");
+    let kernel = soon(&done);
+    println!("1.5 MB over 50 ms with 2 % loss each way: {ours:.1?}, the kernel {kernel:.1?}");
+    // Both depend on what is lost, so this only finds stalls.
+    assert!(ours < kernel * 10, "{ours:?}, the kernel {kernel:?}");
 }

@@ -9,6 +9,7 @@ pub struct Sum(u64);
 impl Sum {
     /// Adds bytes.
     #[must_use]
+    #[allow(clippy::should_implement_trait, reason = "bytes are added to a sum, not a sum to another")]
     pub fn add(self, bytes: &[u8]) -> Self {
         // The sum in native byte order is the byte-swapped sum, so it is swapped once at the end. Eight lanes and
         // additions without overflow checks let the compiler vectorise the loop; no packet is long enough to overflow a

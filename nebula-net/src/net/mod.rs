@@ -48,7 +48,6 @@ const DIAL_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Net {
     /// Begins a node with this configuration.
-    #[must_use]
     pub fn builder(config: nebula_core::Config) -> Builder {
         Builder::new(config)
     }

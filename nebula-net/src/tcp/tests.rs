@@ -75,7 +75,7 @@ struct World {
 }
 
 fn byte(end: usize, at: usize) -> u8 {
-    (at.wrapping_mul(31) ^ at >> 8 ^ end * 77) as u8
+    (at.wrapping_mul(31) ^ (at >> 8) ^ (end * 77)) as u8
 }
 
 impl World {
