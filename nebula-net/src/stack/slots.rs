@@ -1,6 +1,6 @@
 //! Values by number; a number is not valid for a later value at the same place.
 
-/// Number of a value in [`Slots`].
+/// Number of a connection in a stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Id {
     index: u32,
