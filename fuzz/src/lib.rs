@@ -6,6 +6,7 @@ mod console;
 mod differential;
 mod network;
 mod pair;
+mod transport;
 mod trio;
 
 use std::collections::BTreeMap;
@@ -44,6 +45,8 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("cluster_table", cluster_table),
     ("dbus", nebula_cni_plugin::fuzzing::dbus),
     ("netlink", netlink),
+    ("tcp_segment", transport::segment),
+    ("transport", transport::transport),
     ("differential", differential::differential),
 ];
 

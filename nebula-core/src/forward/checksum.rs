@@ -4,12 +4,13 @@ use std::ops::Range;
 
 /// One's complement sum of big-endian words, not yet folded. Every piece added but the last must have an even length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Sum(u64);
+pub struct Sum(u64);
 
 impl Sum {
     /// Adds bytes.
     #[must_use]
-    pub(super) fn add(self, bytes: &[u8]) -> Self {
+    #[allow(clippy::should_implement_trait, reason = "bytes are added to a sum, not a sum to another")]
+    pub fn add(self, bytes: &[u8]) -> Self {
         // The sum in native byte order is the byte-swapped sum, so it is swapped once at the end. Eight lanes and
         // additions without overflow checks let the compiler vectorise the loop; no packet is long enough to overflow a
         // lane.
@@ -34,26 +35,26 @@ impl Sum {
 
     /// Adds one 16-bit word.
     #[must_use]
-    pub(super) fn add_number(self, number: u16) -> Self {
+    pub fn add_number(self, number: u16) -> Self {
         Self(self.0 + u64::from(number))
     }
 
-    /// Adds the pseudo-header of TCP, UDP or ICMPv6 over the packet's addresses.
+    /// Adds the pseudo-header of TCP, UDP or ICMPv6 over the packet's addresses, the source's and then the destination's.
     #[must_use]
-    pub(super) fn add_pseudo_header(self, addresses: &[u8], protocol: u8, transport_len: usize) -> Self {
+    pub fn add_pseudo_header(self, addresses: &[u8], protocol: u8, transport_len: usize) -> Self {
         self.add(addresses).add_number(protocol.into()).add_number(transport_len as u16)
     }
 
     /// The sum itself, which a packet carries when the device is to complete its checksum.
     #[must_use]
-    pub(super) fn partial(self) -> u16 {
+    pub fn partial(self) -> u16 {
         fold(self.0)
     }
 
     /// The complement, as a header carries it. Never 0, which means "no checksum" in UDP; 0 and 0xffff are the same
     /// number in one's complement.
     #[must_use]
-    pub(super) fn complement(self) -> u16 {
+    pub fn complement(self) -> u16 {
         match !fold(self.0) {
             0 => 0xffff,
             sum => sum,
@@ -68,8 +69,11 @@ fn fold(mut sum: u64) -> u16 {
     sum as u16
 }
 
-/// Writes a fresh IPv4 header checksum.
-pub(super) fn finish_ipv4_header(header: &mut [u8]) {
+/// Writes a fresh IPv4 header checksum into a header of at least 20 bytes.
+///
+/// # Panics
+/// If the header is shorter than 12 bytes.
+pub fn finish_ipv4_header(header: &mut [u8]) {
     header[10..12].fill(0);
     let sum = Sum::default().add(header);
     header[10..12].copy_from_slice(&(!sum.partial()).to_be_bytes());

@@ -3,7 +3,7 @@
 mod buffers;
 mod captured;
 mod carrier;
-mod checksum;
+pub mod checksum;
 mod coalesce;
 mod crc32c;
 mod early;

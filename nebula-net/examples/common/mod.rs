@@ -1,0 +1,47 @@
+//! A CA and the configurations of hosts that know each other's endpoints.
+
+use std::error::Error;
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+
+use nebula_cert::{CaPool, Curve, Identity, PrivateKey, SigningKey, Template};
+use nebula_core::Config;
+use nebula_core::firewall::Rule;
+
+/// Seconds since the Unix epoch in which everything here is valid.
+const VALIDITY: std::ops::RangeInclusive<nebula_cert::UnixTime> = 1_700_000_000..=2_000_000_000;
+
+/// Sockets on loopback and configurations for hosts named `host-1`, `host-2` and so on, with the addresses 10.42.0.NUMBER and fd42::NUMBER.
+/// They know each other and allow everything.
+pub(crate) fn hosts(count: u8) -> Result<Vec<(UdpSocket, Config)>, Box<dyn Error>> {
+    let key = SigningKey::generate(Curve::Curve25519)?;
+    let authority =
+        Template { public_key: key.public_key(), ..Template::new("example CA", VALIDITY) }.self_sign(&key)?;
+    let sockets = (0..count).map(|_| UdpSocket::bind("127.0.0.1:0")).collect::<Result<Vec<_>, _>>()?;
+    let endpoints = sockets.iter().map(UdpSocket::local_addr).collect::<Result<Vec<SocketAddr>, _>>()?;
+    let mut hosts = Vec::new();
+    for (number, socket) in (1..).zip(sockets) {
+        let host_key = PrivateKey::generate(Curve::Curve25519)?;
+        let template = Template {
+            networks: vec![format!("{}/16", overlay(number)).parse()?, format!("fd42::{number}/64").parse()?],
+            public_key: host_key.public_key(),
+            ..Template::new(format!("host-{number}"), VALIDITY)
+        };
+        let identity = Identity::new(vec![template.sign(&authority, &key)?], host_key)?;
+        let mut trust = CaPool::new();
+        trust.add(authority.clone())?;
+        let mut config = Config::new(identity, trust);
+        for (other, endpoint) in (1..).zip(&endpoints).filter(|(other, _)| *other != number) {
+            config.static_hosts.insert(overlay(other).into(), vec![*endpoint]);
+            config.static_hosts.insert(format!("fd42::{other}").parse()?, vec![*endpoint]);
+        }
+        config.firewall.outbound.push(Rule::any());
+        config.firewall.inbound.push(Rule::any());
+        hosts.push((socket, config));
+    }
+    Ok(hosts)
+}
+
+/// Overlay address of a host.
+pub(crate) fn overlay(number: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 42, 0, number)
+}

@@ -1,0 +1,253 @@
+//! The task that owns the engine and the socket, and moves packets between them and the stack.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use nebula_cert::VerifiedCertificate;
+use nebula_core::{Engine, Event, Node, Output};
+use tokio::sync::{Notify, broadcast, mpsc};
+
+use super::clock;
+use super::socket::{RECEIVE_BUFFER, Socket};
+use crate::stack::Stack;
+
+/// Calls the control plane.
+pub(crate) type Work = Box<dyn for<'a> FnOnce(&'a mut Engine, Instant) -> Output<'a> + Send>;
+/// Decides whether a peer may connect.
+pub(crate) type Allow = Arc<dyn Fn(&VerifiedCertificate) -> bool + Send + Sync>;
+
+/// Receive calls, and packets sent, before others have their turn.
+const BURST: usize = 32;
+/// How long connections have to deliver what was written once the program has dropped everything.
+const LINGER: Duration = Duration::from_secs(5);
+/// Longest sleep.
+const IDLE: Duration = Duration::from_secs(3600);
+
+/// What the task and the program's streams share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    stack: Mutex<Stack>,
+    /// The stack may have something to send, or is due earlier.
+    wake: Notify,
+    pub(crate) events: broadcast::Sender<Event>,
+}
+
+impl Shared {
+    pub(crate) fn new(stack: Stack) -> Self {
+        Self { stack: Mutex::new(stack), wake: Notify::new(), events: broadcast::Sender::new(64) }
+    }
+
+    /// Calls the stack, and lets what comes of it be sent.
+    pub(crate) fn with<T>(&self, work: impl FnOnce(&mut Stack, Instant) -> T) -> T {
+        let (result, send) = {
+            let mut stack = self.stack();
+            let result = work(&mut stack, clock::now());
+            (result, stack.has_packets())
+        };
+        if send {
+            self.wake.notify_one();
+        }
+        result
+    }
+
+    fn stack(&self) -> MutexGuard<'_, Stack> {
+        self.stack.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Datagrams that the socket did not take yet.
+#[derive(Debug)]
+struct Unsent {
+    to: SocketAddr,
+    bytes: Vec<u8>,
+    size: usize,
+}
+
+pub(crate) struct Driver {
+    engine: Engine,
+    socket: Socket,
+    shared: Arc<Shared>,
+    work: mpsc::UnboundedReceiver<Work>,
+    allow: Option<Allow>,
+    /// While there are some, nothing else is sent.
+    unsent: VecDeque<Unsent>,
+    buffer: Vec<u8>,
+    packet: Vec<u8>,
+}
+
+impl Driver {
+    pub(crate) fn new(
+        engine: Engine,
+        socket: Socket,
+        shared: Arc<Shared>,
+        work: mpsc::UnboundedReceiver<Work>,
+        allow: Option<Allow>,
+    ) -> Self {
+        let (unsent, packet) = (VecDeque::new(), Vec::new());
+        Self { engine, socket, shared, work, allow, unsent, buffer: vec![0; RECEIVE_BUFFER], packet }
+    }
+
+    /// Runs until the program has dropped everything that belongs to the node.
+    pub(crate) async fn run(mut self) {
+        let mut ends = None;
+        loop {
+            let more = self.turn();
+            let now = clock::now();
+            if ends.is_some_and(|at| now >= at) || ends.is_some() && self.shared.stack().unfinished() == 0 {
+                break;
+            }
+            if more {
+                tokio::task::yield_now().await;
+                continue;
+            }
+            let due = [self.engine.poll_timeout(), self.shared.stack().poll_timeout(), ends];
+            let due = due.into_iter().flatten().min().unwrap_or(now + IDLE);
+            let shared = Arc::clone(&self.shared);
+            tokio::select! {
+                _ = self.socket.readable() => {}
+                _ = self.socket.writable(), if !self.unsent.is_empty() => {}
+                () = shared.wake.notified() => {}
+                work = self.work.recv(), if ends.is_none() => match work {
+                    Some(work) => self.call(work),
+                    None => ends = Some(now + LINGER),
+                },
+                () = tokio::time::sleep_until(due.into()) => {}
+            }
+        }
+        let now = clock::now();
+        let ((), output) = self.engine.control(now, |node: &mut Node| node.close_all(now));
+        send_out(output, &mut self.socket, &mut self.unsent);
+        self.shared.with(|stack, now| stack.abort_all(now));
+    }
+
+    fn call(&mut self, work: Work) {
+        let now = clock::now();
+        let output = work(&mut self.engine, now);
+        self.shared.take(output, now, &mut self.socket, &mut self.unsent);
+    }
+
+    /// Does what can be done without waiting. Returns whether there is more.
+    fn turn(&mut self) -> bool {
+        let now = clock::now();
+        let Self { socket, unsent, .. } = self;
+        while let Some(first) = unsent.front_mut() {
+            let sent = socket.send(first.to, &first.bytes, first.size);
+            if sent < first.bytes.len() {
+                first.bytes.drain(..sent);
+                break;
+            }
+            unsent.pop_front();
+        }
+        let received = self.receive(now);
+        let Self { engine, socket, shared, unsent, .. } = self;
+        if engine.poll_timeout().is_some_and(|due| due <= now) {
+            shared.take(engine.timeout(now), now, socket, unsent);
+        }
+        self.decide(now);
+        self.shared.stack().timeout(now);
+        let sent = self.send(now);
+        received || sent
+    }
+
+    /// Receives what is there, up to a limit. Returns whether that was reached.
+    fn receive(&mut self, now: Instant) -> bool {
+        for _ in 0..BURST {
+            match self.socket.receive(&mut self.buffer) {
+                Ok(Some(received)) => {
+                    let output = self.engine.receive_all(now, &mut self.buffer, &[received]);
+                    self.shared.take(output, now, &mut self.socket, &mut self.unsent);
+                }
+                Ok(None) => return false,
+                // An ICMP error for an earlier datagram.
+                Err(error) => tracing::debug!(%error, "cannot receive on the underlay"),
+            }
+        }
+        true
+    }
+
+    /// Decides about SYNs, and gives opened connections their certificates.
+    fn decide(&mut self, now: Instant) {
+        let mut stack = self.shared.stack();
+        while let Some((id, flow)) = stack.next_asked() {
+            let certificate = self.engine.certificate(flow.remote.ip());
+            let allowed = self.allow.as_ref().is_none_or(|allow| certificate.as_ref().is_some_and(|it| allow(it)));
+            if allowed {
+                stack.admit(now, id, certificate);
+            } else {
+                stack.refuse(now, id);
+            }
+        }
+        while let Some((id, flow)) = stack.next_opened() {
+            let certificate = self.engine.certificate(flow.remote.ip());
+            stack.set_certificate(id, certificate);
+        }
+    }
+
+    /// Sends what the stack has, up to a limit. Returns whether that was reached.
+    fn send(&mut self, now: Instant) -> bool {
+        let Self { engine, socket, shared, unsent, packet, .. } = self;
+        for _ in 0..BURST {
+            if !unsent.is_empty() {
+                return false;
+            }
+            let Some(offload) = shared.stack().poll_packet(now, packet) else { return false };
+            // The headers, for the engine leaves the packet in an unknown state.
+            let head: [u8; 128] = std::array::from_fn(|at| packet.get(at).copied().unwrap_or(0));
+            let len = packet.len().min(head.len());
+            let output = engine.send(now, packet, offload);
+            let dropped = output.dropped();
+            shared.take(output, now, socket, unsent);
+            if dropped.is_some() {
+                shared.stack().unreachable(now, &head[..len]);
+            }
+        }
+        true
+    }
+}
+
+impl Shared {
+    /// Does what an output of the engine asks for.
+    fn take(&self, output: Output<'_>, now: Instant, socket: &mut Socket, unsent: &mut VecDeque<Unsent>) {
+        send_out(output, socket, unsent);
+        let mut packets = output.packets().peekable();
+        if packets.peek().is_some() {
+            let mut stack = self.stack();
+            let mut slices = Vec::new();
+            for packet in packets {
+                slices.clear();
+                slices.extend(packet.slices());
+                stack.receive(now, &slices, packet.offload());
+            }
+        }
+        for event in output.events() {
+            tracing::debug!(?event, "overlay");
+            if let Event::HandshakeTimedOut { peer, .. } = event {
+                self.stack().peer_unreachable(now, *peer);
+            }
+            // Nobody may be interested.
+            let _ = self.events.send(event.clone());
+        }
+    }
+}
+
+/// Sends the datagrams of an output, or keeps them until the socket takes more. Their number is bounded: nothing new is sent
+/// then, and what is received asks for a few datagrams at most.
+fn send_out(output: Output<'_>, socket: &mut Socket, unsent: &mut VecDeque<Unsent>) {
+    for batch in output.batches() {
+        let sent = if unsent.is_empty() { socket.send(batch.to, batch.bytes, batch.segment_size) } else { 0 };
+        if sent < batch.bytes.len() && unsent.len() < MAX_UNSENT {
+            unsent.push_back(Unsent { to: batch.to, bytes: batch.bytes[sent..].to_vec(), size: batch.segment_size });
+        }
+    }
+}
+
+/// Batches that wait for the socket; more are dropped.
+const MAX_UNSENT: usize = 64;
+
+/// Binds the underlay socket.
+pub(crate) fn bind(address: SocketAddr) -> io::Result<std::net::UdpSocket> {
+    std::net::UdpSocket::bind(address)
+}

@@ -1,0 +1,189 @@
+//! A node for async programs: [`Net`] dials and listens, [`TcpStream`] reads and writes.
+
+mod blocking;
+mod builder;
+mod clock;
+mod driver;
+mod names;
+mod socket;
+mod stream;
+mod udp;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nebula_cert::VerifiedCertificate;
+use nebula_core::{Engine, Event, Node, Output};
+use tokio::sync::{broadcast, mpsc, oneshot};
+
+pub use self::blocking::{BlockingListener, BlockingNet, BlockingStream};
+pub use self::builder::{Builder, StartError};
+use self::driver::{Shared, Work};
+pub use self::stream::{TcpListener, TcpStream};
+pub use self::udp::UdpSocket;
+
+/// A node of the overlay inside this program. Cheap to clone; all clones are the same node.
+///
+/// The node ends once the program has dropped all clones, streams, listeners and sockets: what was written is delivered, for a few
+/// seconds at most, and peers are told that the node is gone. [`Net::close`] ends it at once.
+#[derive(Debug, Clone)]
+pub struct Net {
+    inner: Arc<Inner>,
+}
+
+/// What keeps the node alive.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) shared: Arc<Shared>,
+    work: mpsc::UnboundedSender<Work>,
+    /// Overlay addresses of the lighthouses, and the port of their DNS.
+    lighthouses: Vec<IpAddr>,
+    dns_port: u16,
+}
+
+/// How long [`Net::up`] and [`Net::dial`] wait for a tunnel or an answer.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(30);
+
+impl Net {
+    /// Begins a node with this configuration.
+    pub fn builder(config: nebula_core::Config) -> Builder {
+        Builder::new(config)
+    }
+
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        work: mpsc::UnboundedSender<Work>,
+        lighthouses: Vec<IpAddr>,
+        dns_port: u16,
+    ) -> Self {
+        Self { inner: Arc::new(Inner { shared, work, lighthouses, dns_port }) }
+    }
+
+    /// The node's overlay addresses.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        self.inner.shared.with(|stack, _| stack.addresses().to_vec())
+    }
+
+    /// Connects to `HOST:PORT`, where the host is an overlay address, the name in the certificate of a peer with a tunnel, or a name
+    /// that the DNS of a lighthouse knows. The peer's certificate is known when this returns.
+    ///
+    /// # Errors
+    /// Returns an error if the name is unknown, there is no way to the peer, or it refuses or does not answer within 30 seconds.
+    pub async fn dial(&self, target: &str) -> io::Result<TcpStream> {
+        let remote = self.resolve(target).await?;
+        self.dial_address(remote).await
+    }
+
+    /// Like [`Net::dial`], without names.
+    ///
+    /// # Errors
+    /// As [`Net::dial`].
+    pub async fn dial_address(&self, remote: SocketAddr) -> io::Result<TcpStream> {
+        let id = self.inner.shared.with(|stack, now| stack.connect(now, remote))?;
+        let stream = TcpStream::new(Arc::clone(&self.inner), id);
+        let opened = std::future::poll_fn(|context| self.inner.shared.with(|stack, _| stack.poll_open(id, context)));
+        match tokio::time::timeout(DIAL_TIMEOUT, opened).await {
+            Ok(Ok(())) => Ok(stream),
+            Ok(Err(error)) => Err(error.into()),
+            Err(_) => Err(crate::tcp::Error::TimedOut.into()),
+        }
+    }
+
+    /// Listens on a port of all overlay addresses; 0 for any free one.
+    ///
+    /// # Errors
+    /// Returns an error if the port is taken.
+    pub fn listen(&self, port: u16) -> io::Result<TcpListener> {
+        TcpListener::new(Arc::clone(&self.inner), None, port)
+    }
+
+    /// Listens on a port of one overlay address.
+    ///
+    /// # Errors
+    /// Returns an error if the port is taken or the address is not the node's.
+    pub fn listen_at(&self, address: SocketAddr) -> io::Result<TcpListener> {
+        TcpListener::new(Arc::clone(&self.inner), Some(address.ip()), address.port())
+    }
+
+    /// Opens a UDP port on all overlay addresses; 0 for any free one.
+    ///
+    /// # Errors
+    /// Returns an error if the port is taken.
+    pub fn bind_udp(&self, port: u16) -> io::Result<UdpSocket> {
+        UdpSocket::new(Arc::clone(&self.inner), None, port)
+    }
+
+    /// Waits until there is a tunnel to a peer, and starts a handshake if there is none. Returns the peer's certificate.
+    ///
+    /// # Errors
+    /// Returns an error if nobody answers within 30 seconds.
+    pub async fn up(&self, peer: IpAddr) -> io::Result<VerifiedCertificate> {
+        let mut events = self.events();
+        let ask = || {
+            self.with_engine(move |engine, now| match engine.certificate(peer) {
+                Some(found) => (Some(found), engine.timeout(now)),
+                None => (None, engine.connect(now, peer)),
+            })
+        };
+        let wait = async {
+            loop {
+                if let Some(certificate) = ask().await? {
+                    return Ok(certificate);
+                }
+                match events.recv().await {
+                    Ok(Event::HandshakeTimedOut { peer: lost, .. }) if lost == peer => {
+                        return Err(io::Error::from(crate::tcp::Error::Unreachable));
+                    }
+                    Err(broadcast::error::RecvError::Closed) => return Err(ended()),
+                    _ => {}
+                }
+            }
+        };
+        let result = tokio::time::timeout(DIAL_TIMEOUT, wait).await;
+        result.unwrap_or_else(|_| Err(crate::tcp::Error::TimedOut.into()))
+    }
+
+    /// What happens in the control plane from now on. A receiver that falls behind loses the oldest events and is told how many.
+    #[must_use]
+    pub fn events(&self) -> broadcast::Receiver<Event> {
+        self.inner.shared.events.subscribe()
+    }
+
+    /// Calls the control plane: to reload the configuration, to close tunnels, to look into it.
+    ///
+    /// # Errors
+    /// Returns an error if the node has ended.
+    pub async fn control<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Node) -> T + Send + 'static,
+    ) -> io::Result<T> {
+        self.with_engine(move |engine, now| engine.control(now, work)).await
+    }
+
+    async fn with_engine<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Engine, Instant) -> (T, Output<'_>) + Send + 'static,
+    ) -> io::Result<T> {
+        let (sender, receiver) = oneshot::channel();
+        let work: Work = Box::new(move |engine, now| {
+            let (result, output) = work(engine, now);
+            // Whoever asked may have given up.
+            let _ = sender.send(result);
+            output
+        });
+        self.inner.work.send(work).map_err(|_| ended())?;
+        receiver.await.map_err(|_| ended())
+    }
+
+    /// Ends all connections with a reset, and listeners and sockets with an error. The node itself ends once everything is dropped.
+    pub fn close(self) {
+        self.inner.shared.with(|stack, now| stack.abort_all(now));
+    }
+}
+
+fn ended() -> io::Error {
+    crate::tcp::Error::Closed.into()
+}

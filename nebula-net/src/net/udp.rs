@@ -1,0 +1,61 @@
+//! UDP over the overlay.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use super::{Inner, ended};
+
+/// A UDP port on the overlay.
+#[derive(Debug)]
+pub struct UdpSocket {
+    inner: Arc<Inner>,
+    address: Option<IpAddr>,
+    port: u16,
+}
+
+impl UdpSocket {
+    pub(crate) fn new(inner: Arc<Inner>, address: Option<IpAddr>, port: u16) -> io::Result<Self> {
+        let port = inner.shared.with(|stack, _| stack.bind_udp(address, port));
+        let port = port.ok_or(io::ErrorKind::AddrInUse)?;
+        Ok(Self { inner, address, port })
+    }
+
+    /// The port.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Sends a datagram.
+    ///
+    /// # Errors
+    /// Returns an error if it is longer than the MTU allows, if the node has no address of that family, or if too many wait already.
+    /// `Ok` does not mean that it arrives.
+    pub fn send_to(&self, payload: &[u8], remote: SocketAddr) -> io::Result<()> {
+        let sent = self.inner.shared.with(|stack, _| stack.send_to(self.address, self.port, remote, payload));
+        if sent {
+            Ok(())
+        } else {
+            Err(io::Error::other("too long, no address of that family, or too many datagrams wait"))
+        }
+    }
+
+    /// Waits for a datagram. Returns its payload and its source.
+    ///
+    /// # Errors
+    /// Returns an error once the node was closed.
+    pub async fn recv_from(&self) -> io::Result<(Vec<u8>, SocketAddr)> {
+        let shared = &self.inner.shared;
+        let received = std::future::poll_fn(|context| {
+            shared.with(|stack, _| stack.poll_receive_from(self.address, self.port, context))
+        });
+        received.await.map(|(from, payload)| (payload, from)).ok_or_else(ended)
+    }
+}
+
+impl Drop for UdpSocket {
+    fn drop(&mut self) {
+        self.inner.shared.with(|stack, _| stack.unbind_udp(self.address, self.port));
+    }
+}

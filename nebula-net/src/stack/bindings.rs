@@ -1,0 +1,178 @@
+//! Ports that are open: listeners with their queues, and UDP sockets with theirs.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::task::{Context, Poll, Waker};
+
+use super::Id;
+use super::random::{self, EPHEMERAL};
+
+/// A port of one address, or of all.
+type Binding = (Option<IpAddr>, u16);
+
+/// Open ports.
+#[derive(Debug, Default)]
+pub(crate) struct Bindings {
+    listeners: HashMap<Binding, Listener>,
+    udp: HashMap<Binding, UdpPort>,
+}
+
+/// A listener and the connections that wait in it.
+#[derive(Debug, Default)]
+pub(crate) struct Listener {
+    /// By peer.
+    half_open: HashMap<IpAddr, usize>,
+    half_open_count: usize,
+    established: VecDeque<Id>,
+    waker: Option<Waker>,
+}
+
+/// A UDP socket and the datagrams that wait in it.
+#[derive(Debug, Default)]
+pub(crate) struct UdpPort {
+    datagrams: VecDeque<(SocketAddr, Vec<u8>)>,
+    /// Bytes of them, and what each costs beside.
+    bytes: usize,
+    waker: Option<Waker>,
+}
+
+/// What a datagram takes beside its payload.
+const DATAGRAM_OVERHEAD: usize = 100;
+
+impl Bindings {
+    /// The listener that serves this end: that of its address comes before that of all.
+    pub(crate) fn listener(&mut self, local: SocketAddr) -> Option<&mut Listener> {
+        let of_address = (Some(local.ip()), local.port());
+        let key = if self.listeners.contains_key(&of_address) { of_address } else { (None, local.port()) };
+        self.listeners.get_mut(&key)
+    }
+
+    pub(crate) fn listener_at(&mut self, address: Option<IpAddr>, port: u16) -> Option<&mut Listener> {
+        self.listeners.get_mut(&(address, port))
+    }
+
+    pub(crate) fn listen(&mut self, address: Option<IpAddr>, port: u16, first: u16) -> Option<u16> {
+        let port = free_port(&self.listeners, address, port, first)?;
+        self.listeners.insert((address, port), Listener::default());
+        Some(port)
+    }
+
+    pub(crate) fn unlisten(&mut self, address: Option<IpAddr>, port: u16) -> Option<Listener> {
+        self.listeners.remove(&(address, port))
+    }
+
+    pub(crate) fn udp(&mut self, local: SocketAddr) -> Option<&mut UdpPort> {
+        let of_address = (Some(local.ip()), local.port());
+        let key = if self.udp.contains_key(&of_address) { of_address } else { (None, local.port()) };
+        self.udp.get_mut(&key)
+    }
+
+    pub(crate) fn udp_at(&mut self, address: Option<IpAddr>, port: u16) -> Option<&mut UdpPort> {
+        self.udp.get_mut(&(address, port))
+    }
+
+    pub(crate) fn bind_udp(&mut self, address: Option<IpAddr>, port: u16, first: u16) -> Option<u16> {
+        let port = free_port(&self.udp, address, port, first)?;
+        self.udp.insert((address, port), UdpPort::default());
+        Some(port)
+    }
+
+    pub(crate) fn unbind_udp(&mut self, address: Option<IpAddr>, port: u16) {
+        self.udp.remove(&(address, port));
+    }
+
+    /// Ends all of them; whoever waits is told.
+    pub(crate) fn wake_all(&mut self) {
+        let listeners = self.listeners.drain().filter_map(|(_, listener)| listener.waker);
+        let udp = self.udp.drain().filter_map(|(_, port)| port.waker);
+        listeners.chain(udp).for_each(Waker::wake);
+    }
+}
+
+/// The wanted port, or a free ephemeral one if that is 0. `None` if it is taken.
+fn free_port<T>(taken: &HashMap<Binding, T>, address: Option<IpAddr>, wanted: u16, first: u16) -> Option<u16> {
+    let free = |port: &u16| !taken.contains_key(&(address, *port));
+    if wanted != 0 {
+        return Some(wanted).filter(free);
+    }
+    (0..EPHEMERAL).map(|step| random::ephemeral(first, step)).find(free)
+}
+
+impl Listener {
+    /// Connections that are not accepted yet.
+    pub(crate) fn waiting(&self) -> usize {
+        self.half_open_count + self.established.len()
+    }
+
+    pub(crate) fn half_open(&self, peer: IpAddr) -> usize {
+        self.half_open.get(&peer).copied().unwrap_or_default()
+    }
+
+    /// A peer begins to open a connection.
+    pub(crate) fn begin(&mut self, peer: IpAddr) {
+        *self.half_open.entry(peer).or_default() += 1;
+        self.half_open_count += 1;
+    }
+
+    /// It did not get there.
+    pub(crate) fn failed(&mut self, peer: IpAddr) {
+        if let Some(count) = self.half_open.get_mut(&peer) {
+            *count -= 1;
+            self.half_open_count -= 1;
+            if *count == 0 {
+                self.half_open.remove(&peer);
+            }
+        }
+    }
+
+    pub(crate) fn established(&mut self, peer: IpAddr, id: Id) {
+        self.failed(peer);
+        self.established.push_back(id);
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+
+    pub(crate) fn accept(&mut self, context: &Context<'_>) -> Poll<Id> {
+        match self.established.pop_front() {
+            Some(id) => Poll::Ready(id),
+            None => {
+                self.waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Connections that nobody will accept.
+    pub(crate) fn into_waiting(self) -> VecDeque<Id> {
+        self.established
+    }
+}
+
+impl UdpPort {
+    /// Queues a datagram, unless too much waits already.
+    pub(crate) fn push(&mut self, from: SocketAddr, payload: &[u8], limit: usize) {
+        let cost = payload.len() + DATAGRAM_OVERHEAD;
+        if self.bytes + cost > limit {
+            return;
+        }
+        self.bytes += cost;
+        self.datagrams.push_back((from, payload.to_vec()));
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+
+    pub(crate) fn pop(&mut self, context: &Context<'_>) -> Poll<(SocketAddr, Vec<u8>)> {
+        match self.datagrams.pop_front() {
+            Some((from, payload)) => {
+                self.bytes -= payload.len() + DATAGRAM_OVERHEAD;
+                Poll::Ready((from, payload))
+            }
+            None => {
+                self.waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Numbers that a peer cannot guess, from one secret (RFC 6528, RFC 6056).
+
+use std::net::{IpAddr, SocketAddr};
+
+use aws_lc_rs::digest::{Context, SHA256};
+
+use super::Flow;
+
+/// First ephemeral port, and how many there are (RFC 6335 section 6).
+const FIRST_EPHEMERAL: u16 = 49_152;
+/// Number of ephemeral ports.
+pub(crate) const EPHEMERAL: u16 = 16_384;
+
+/// The ephemeral port `step` places after one.
+pub(crate) fn ephemeral(first: u16, step: u16) -> u16 {
+    FIRST_EPHEMERAL + (first.wrapping_add(step)) % EPHEMERAL
+}
+
+/// A secret, and a counter so that no number repeats.
+pub(crate) struct Secret {
+    bytes: [u8; 32],
+    drawn: u64,
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(redacted)")
+    }
+}
+
+impl Secret {
+    pub(crate) fn new(bytes: [u8; 32]) -> Self {
+        Self { bytes, drawn: 0 }
+    }
+
+    /// Initial sequence number of a flow, to which the clock is added, and its timestamp offset.
+    pub(crate) fn numbers(&self, flow: Flow) -> (u32, u32) {
+        let hash = self.hash(b'n', &[flow.local, flow.remote], 0);
+        (first_word(&hash[..4]), first_word(&hash[4..]))
+    }
+
+    /// Where the search for a free port to `remote` begins: one further each time, from a place that differs by peer.
+    pub(crate) fn port(&mut self, local: IpAddr, remote: SocketAddr) -> u16 {
+        self.drawn += 1;
+        let hash = self.hash(b'p', &[SocketAddr::new(local, 0), remote], 0);
+        (first_word(&hash) as u16).wrapping_add(self.drawn as u16)
+    }
+
+    /// Where the search for a free port of the node begins.
+    pub(crate) fn next_port(&mut self) -> u16 {
+        self.drawn += 1;
+        first_word(&self.hash(b'l', &[], self.drawn)) as u16
+    }
+
+    fn hash(&self, kind: u8, ends: &[SocketAddr], number: u64) -> Vec<u8> {
+        let mut context = Context::new(&SHA256);
+        context.update(&self.bytes);
+        context.update(&[kind]);
+        for end in ends {
+            match end.ip() {
+                IpAddr::V4(v4) => context.update(&v4.to_ipv6_mapped().octets()),
+                IpAddr::V6(v6) => context.update(&v6.octets()),
+            }
+            context.update(&end.port().to_be_bytes());
+        }
+        context.update(&number.to_be_bytes());
+        context.finish().as_ref().to_vec()
+    }
+}
+
+fn first_word(hash: &[u8]) -> u32 {
+    hash.first_chunk().map_or(0, |word| u32::from_be_bytes(*word))
+}

@@ -1,0 +1,746 @@
+//! One end of a connection: the state machine (RFC 9293 section 3.10) between its two halves.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::receive::Receiver;
+use super::segment::{Flags, Header, Options, SackBlocks, TIMESTAMPS_LEN};
+use super::send::{Acknowledgement, Sender};
+use super::{Error, TcpOptions};
+
+/// What a peer without the option takes over IPv4 (RFC 9293 section 3.7.1).
+const DEFAULT_MSS: u16 = 536;
+/// A peer that asks for less would have a packet sent for a few bytes.
+const MIN_MSS: u16 = 88;
+/// Challenge acknowledgements in one [`CHALLENGE_PERIOD`] (RFC 5961 section 7).
+const CHALLENGES: u32 = 10;
+const CHALLENGE_PERIOD: Duration = Duration::from_secs(5);
+/// How long a peer may take to close its side after the program dropped the connection.
+const ORPHAN_TIMEOUT: Duration = Duration::from_secs(60);
+/// Between two keepalive probes without an answer.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
+const KEEPALIVE_PROBES: u32 = 9;
+/// After this long, timestamps may have wrapped (RFC 7323 section 5.5).
+const TIMESTAMPS_VALID: Duration = Duration::from_secs(24 * 86_400);
+
+/// State of a connection (RFC 9293 section 3.3.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// A SYN was sent.
+    SynSent,
+    /// A SYN was received, and answered once [`Connection::admit`] was called.
+    SynReceived,
+    /// Open in both directions.
+    Established,
+    /// This side closed; its FIN is not acknowledged.
+    FinWait1,
+    /// This side closed, the peer did not.
+    FinWait2,
+    /// The peer closed, this side did not.
+    CloseWait,
+    /// Both sides closed at the same time.
+    Closing,
+    /// The peer closed first; the FIN of this side is not acknowledged.
+    LastAck,
+    /// Both sides closed; late segments are still answered.
+    TimeWait,
+    /// Over.
+    Closed,
+}
+
+/// What a segment asks of the stack beyond the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Reaction {
+    /// Nothing.
+    None,
+    /// To answer the segment with a reset.
+    Reset,
+}
+
+/// One end of a TCP connection.
+#[derive(Debug)]
+pub struct Connection {
+    state: State,
+    options: Arc<TcpOptions>,
+    sender: Sender,
+    receiver: Receiver,
+    handshake: Handshake,
+    timestamps: Timestamps,
+    sack: bool,
+    /// Largest payload of a segment without options: from this side's MTU, then of both sides.
+    mss: u16,
+    error: Option<Error>,
+    /// A reset is to be sent.
+    reset: bool,
+    /// The program dropped the connection.
+    orphaned: bool,
+    /// When this state ends by itself.
+    expires: Option<Instant>,
+    challenges: Challenges,
+    keepalive: Keepalive,
+}
+
+#[derive(Debug)]
+struct Handshake {
+    /// When the SYN is sent next.
+    due: Option<Instant>,
+    sent: u32,
+    sent_at: Instant,
+    /// Window scale that the peer offered.
+    peer_shift: Option<u8>,
+}
+
+#[derive(Debug)]
+struct Timestamps {
+    enabled: bool,
+    epoch: Instant,
+    offset: u32,
+    /// Newest timestamp of the peer, and when it came.
+    recent: (u32, Instant),
+    /// Offset that was acknowledged last.
+    last_ack: u64,
+}
+
+#[derive(Debug)]
+struct Challenges {
+    since: Instant,
+    count: u32,
+}
+
+#[derive(Debug)]
+struct Keepalive {
+    heard: Instant,
+    probes: u32,
+    /// A probe is to be sent.
+    due: bool,
+}
+
+/// What the stack knows when it makes a connection.
+#[derive(Debug, Clone)]
+pub struct Begin {
+    /// Settings.
+    pub options: Arc<TcpOptions>,
+    /// Initial sequence number: hard to guess (RFC 6528).
+    pub initial: u32,
+    /// Added to the timestamps.
+    pub timestamp_offset: u32,
+    /// Where the clock of the timestamps begins; not in the future.
+    pub epoch: Instant,
+    /// Largest payload of a segment without options that the own MTU allows.
+    pub mss: u16,
+}
+
+impl Connection {
+    /// A connection that is opened by this side.
+    #[must_use]
+    pub fn connect(now: Instant, begin: Begin) -> Self {
+        Self::new(now, begin, State::SynSent, 0)
+    }
+
+    /// A connection that the peer opens with this SYN. It is answered after [`Connection::admit`].
+    #[must_use]
+    pub fn accept(now: Instant, begin: Begin, syn: &Header) -> Self {
+        let mut connection = Self::new(now, begin, State::SynReceived, syn.sequence);
+        connection.handshake.due = None;
+        connection.take_syn(now, syn);
+        connection
+    }
+
+    fn new(now: Instant, begin: Begin, state: State, peer_initial: u32) -> Self {
+        let Begin { options, initial, timestamp_offset, epoch, mss } = begin;
+        let mut sender = Sender::new(now, initial, options.send_buffer, options.max_send_buffer);
+        sender.no_delay = options.no_delay;
+        let receiver = Receiver::new(now, peer_initial, options.receive_window, options.max_receive_window, mss.into());
+        Self {
+            state,
+            sender,
+            receiver,
+            handshake: Handshake { due: Some(now), sent: 0, sent_at: now, peer_shift: None },
+            timestamps: Timestamps { enabled: true, epoch, offset: timestamp_offset, recent: (0, now), last_ack: 0 },
+            sack: true,
+            mss,
+            error: None,
+            reset: false,
+            orphaned: false,
+            expires: None,
+            challenges: Challenges { since: now, count: 0 },
+            keepalive: Keepalive { heard: now, probes: 0, due: false },
+            options,
+        }
+    }
+
+    /// Lets the peer's SYN be answered.
+    pub fn admit(&mut self, now: Instant) {
+        if self.state == State::SynReceived && self.handshake.sent == 0 {
+            self.handshake.due = Some(now);
+        }
+    }
+
+    /// Its state.
+    #[must_use]
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// Why it ended, if not by both sides closing it.
+    #[must_use]
+    pub fn error(&self) -> Option<Error> {
+        self.error
+    }
+
+    /// Whether the handshake is done, even if the connection has ended since.
+    #[must_use]
+    pub fn is_established(&self) -> bool {
+        !matches!(self.state, State::SynSent | State::SynReceived)
+    }
+
+    /// Whether [`Connection::read`] has a result.
+    #[must_use]
+    pub fn is_readable(&self) -> bool {
+        self.receiver.readable() > 0 || self.receiver.finished() || self.error.is_some() || self.state == State::Closed
+    }
+
+    /// Whether [`Connection::write`] has a result.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        match self.state {
+            State::SynSent | State::SynReceived => self.error.is_some(),
+            State::Established | State::CloseWait => self.sender.room() > 0,
+            _ => true,
+        }
+    }
+
+    /// Whether the peer has acknowledged everything, the FIN included.
+    #[must_use]
+    pub fn is_flushed(&self) -> bool {
+        self.sender.finished() || self.state == State::Closed
+    }
+
+    /// Moves received data into `out`; returns how many bytes. `Ok(None)`: nothing there yet; `Ok(Some(0))`: the peer closed its
+    /// side.
+    ///
+    /// # Errors
+    /// Returns an error once the connection has failed and what arrived before is read.
+    pub fn read(&mut self, now: Instant, out: &mut [u8]) -> Result<Option<usize>, Error> {
+        if self.receiver.readable() > 0 && !out.is_empty() {
+            let rtt = self.sender.rtt();
+            return Ok(Some(self.receiver.read(now, rtt, out)));
+        }
+        match self.error {
+            _ if self.receiver.finished() || out.is_empty() => Ok(Some(0)),
+            Some(error) => Err(error),
+            None if self.state == State::Closed => Err(Error::Closed),
+            None => Ok(None),
+        }
+    }
+
+    /// Queues data to send; returns how many bytes there was room for.
+    ///
+    /// # Errors
+    /// Returns an error if this side was closed or the connection has failed.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<usize, Error> {
+        match (self.error, self.state) {
+            (Some(error), _) => Err(error),
+            (None, State::SynSent | State::SynReceived) => Ok(0),
+            (None, State::Established | State::CloseWait) => Ok(self.sender.write(bytes)),
+            (None, _) => Err(Error::Closed),
+        }
+    }
+
+    /// Closes the sending side after everything that was written.
+    pub fn shut_down(&mut self) {
+        match self.state {
+            State::SynSent => self.end(None),
+            State::SynReceived | State::Established => self.close_to(State::FinWait1),
+            State::CloseWait => self.close_to(State::LastAck),
+            _ => {}
+        }
+    }
+
+    fn close_to(&mut self, state: State) {
+        // Without an established connection there is nothing to say goodbye to.
+        if self.state == State::SynReceived {
+            return self.abort();
+        }
+        self.sender.finish();
+        self.state = state;
+    }
+
+    /// The program needs the connection no more. What was written is still delivered, unless the program left data unread: then the
+    /// peer gets a reset, as it would otherwise believe that all of its data were read (RFC 9293 section 3.6.1).
+    pub fn close(&mut self, now: Instant) {
+        self.orphaned = true;
+        if self.receiver.readable() > 0 {
+            return self.abort();
+        }
+        self.shut_down();
+        self.receiver.deaf = true;
+        if self.state == State::FinWait2 {
+            self.expires = Some(now + ORPHAN_TIMEOUT);
+        }
+    }
+
+    /// Ends the connection with a reset.
+    pub fn abort(&mut self) {
+        match self.state {
+            State::SynSent | State::TimeWait | State::Closed => {}
+            State::SynReceived if self.handshake.sent == 0 => {}
+            _ => self.reset = true,
+        }
+        self.end(Some(Error::Closed));
+    }
+
+    /// There is no way to the peer. Matters only while the connection is opened: later, the peer may be back in time.
+    pub fn unreachable(&mut self, error: Error) {
+        if self.state == State::SynSent {
+            self.end(Some(error));
+        }
+    }
+
+    /// Packets on the path may have at most this MSS.
+    pub fn limit_mss(&mut self, mss: u16) {
+        self.mss = self.mss.min(mss.max(MIN_MSS));
+        self.sender.limit_segment(self.segment());
+    }
+
+    /// Sends small segments at once, or waits for the acknowledgement of others.
+    pub fn set_no_delay(&mut self, no_delay: bool) {
+        self.sender.no_delay = no_delay;
+    }
+
+    /// Bytes of received data that take memory.
+    #[must_use]
+    pub fn buffered(&self) -> usize {
+        self.receiver.buffered()
+    }
+
+    /// Whether the peer is to be told something, such as a window that opened.
+    #[must_use]
+    pub fn wants_ack(&self, now: Instant) -> bool {
+        self.receiver.wants_ack(now)
+    }
+
+    /// Sequence number of the peer's SYN.
+    #[must_use]
+    pub fn peer_initial(&self) -> u32 {
+        self.receiver.space.initial
+    }
+
+    /// Whether this sequence number was sent and is not acknowledged.
+    #[must_use]
+    pub fn has_sent(&self, sequence: u32) -> bool {
+        if self.state == State::SynSent {
+            return sequence == self.sender.space.sequence(0);
+        }
+        let acknowledged = self.sender.acknowledged();
+        let offset = self.sender.space.offset(acknowledged, sequence);
+        offset.is_some_and(|offset| (acknowledged..self.sender.next()).contains(&offset))
+    }
+
+    /// Whether this SYN may begin the next connection of the same two ends (RFC 6191).
+    #[must_use]
+    pub fn takes_new_syn(&self, syn: &Header) -> bool {
+        let next = self.receiver.next();
+        let later = self.receiver.space.offset(next, syn.sequence).is_some_and(|offset| offset > next);
+        let newer = syn.options.timestamps.is_some_and(|(value, _)| {
+            self.timestamps.enabled && (value.wrapping_sub(self.timestamps.recent.0) as i32) > 0
+        });
+        self.state == State::TimeWait && (later || newer)
+    }
+
+    fn end(&mut self, error: Option<Error>) {
+        self.error = self.error.or(error);
+        self.state = State::Closed;
+        self.expires = None;
+    }
+
+    /// Payload per segment, beside the options of each one.
+    fn segment(&self) -> usize {
+        usize::from(self.mss) - if self.timestamps.enabled { TIMESTAMPS_LEN } else { 0 }
+    }
+
+    fn timestamp(&self, now: Instant) -> u32 {
+        let elapsed = now.saturating_duration_since(self.timestamps.epoch).as_millis() as u32;
+        self.timestamps.offset.wrapping_add(elapsed)
+    }
+
+    /// Next time at which [`Connection::timeout`] has something to do.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        if matches!(self.state, State::Closed) {
+            return None;
+        }
+        let ack = self.receiver.ack_due().filter(|_| self.is_established());
+        [self.handshake.due, self.sender.deadline(), ack, self.expires, self.keepalive_due()]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    fn keepalive_due(&self) -> Option<Instant> {
+        let idle = self.options.keepalive.filter(|_| self.is_established() && self.state != State::TimeWait)?;
+        Some(self.keepalive.heard + idle + KEEPALIVE_INTERVAL * self.keepalive.probes)
+    }
+
+    /// Does what is due by time.
+    pub fn timeout(&mut self, now: Instant) {
+        if self.state == State::Closed {
+            return;
+        }
+        if self.expires.is_some_and(|at| at <= now) {
+            // The peer of an orphan did not close its side in time.
+            self.reset = self.state == State::FinWait2;
+            return self.end(None);
+        }
+        if self.keepalive_due().is_some_and(|at| at <= now) {
+            if self.keepalive.probes >= KEEPALIVE_PROBES {
+                self.reset = true;
+                return self.end(Some(Error::TimedOut));
+            }
+            self.keepalive.probes += 1;
+            self.keepalive.due = true;
+        }
+        if let Err(error) = self.sender.timeout(now, self.timestamp(now)) {
+            self.reset = true;
+            self.end(Some(error));
+        }
+    }
+
+    /// Takes a segment to this connection; `payload` is its data in order.
+    pub fn receive(&mut self, now: Instant, header: &Header, payload: &[&[u8]]) -> Reaction {
+        match self.state {
+            State::Closed => {
+                if header.flags.has(Flags::RST) {
+                    Reaction::None
+                } else {
+                    Reaction::Reset
+                }
+            }
+            State::SynSent => self.receive_in_syn_sent(now, header),
+            _ => self.receive_synchronised(now, header, payload),
+        }
+    }
+
+    fn receive_in_syn_sent(&mut self, now: Instant, header: &Header) -> Reaction {
+        let flags = header.flags;
+        let acked = flags.has(Flags::ACK);
+        if acked && header.acknowledgement != self.sender.space.sequence(1) {
+            return if flags.has(Flags::RST) { Reaction::None } else { Reaction::Reset };
+        }
+        if flags.has(Flags::RST) {
+            if acked {
+                self.end(Some(Error::Refused));
+            }
+            return Reaction::None;
+        }
+        if !flags.has(Flags::SYN) {
+            return Reaction::None;
+        }
+        self.take_syn(now, header);
+        if acked {
+            self.establish(now, header, 1 + u64::from(header.window));
+            self.receiver.acknowledge_now();
+        } else {
+            // Both sides opened the connection at the same time.
+            self.state = State::SynReceived;
+            self.handshake.due = Some(now);
+        }
+        Reaction::None
+    }
+
+    /// Learns what the peer's SYN says.
+    fn take_syn(&mut self, now: Instant, syn: &Header) {
+        let Options { mss, window_scale, sack_permitted, timestamps, .. } = syn.options;
+        self.mss = self.mss.min(mss.unwrap_or(DEFAULT_MSS).max(MIN_MSS));
+        self.sack = sack_permitted;
+        self.timestamps.enabled = timestamps.is_some();
+        self.timestamps.recent = (timestamps.map_or(0, |(value, _)| value), now);
+        self.timestamps.last_ack = 1;
+        self.handshake.peer_shift = window_scale;
+        let options = &self.options;
+        self.receiver =
+            Receiver::new(now, syn.sequence, options.receive_window, options.max_receive_window, self.segment());
+        self.keepalive.heard = now;
+    }
+
+    fn establish(&mut self, now: Instant, header: &Header, edge: u64) {
+        let rtt = (self.handshake.sent == 1).then(|| now.saturating_duration_since(self.handshake.sent_at));
+        if self.handshake.peer_shift.is_some() {
+            self.receiver.set_shift(self.options.shift());
+        }
+        let told_by = self.receiver.space.offset(1, header.sequence).unwrap_or(1);
+        self.sender.begin(self.segment(), self.handshake.peer_shift.unwrap_or(0), edge, told_by, rtt);
+        self.handshake.due = None;
+        self.state = State::Established;
+    }
+
+    fn receive_synchronised(&mut self, now: Instant, header: &Header, payload: &[&[u8]]) -> Reaction {
+        let flags = header.flags;
+        let next = self.receiver.next();
+        let Some(start) = self.receiver.space.offset(next, header.sequence) else { return Reaction::None };
+        let len: usize = payload.iter().map(|slice| slice.len()).sum();
+        let end = start + len as u64 + u64::from(flags.has(Flags::FIN));
+        if self.is_old_duplicate(now, header) {
+            self.challenge(now, len > 0);
+            return Reaction::None;
+        }
+        // What lies before the window was acknowledged, and what lies behind it cannot be kept.
+        let edge = self.receiver.edge().max(next + 1);
+        let acceptable = if end > start { end > next && start < edge } else { (next..edge).contains(&start) };
+        if flags.has(Flags::RST) {
+            if start == next {
+                self.end(Some(if self.state == State::SynReceived { Error::Refused } else { Error::Reset }));
+            } else if acceptable {
+                self.challenge(now, false);
+            }
+            return Reaction::None;
+        }
+        if flags.has(Flags::SYN) {
+            if self.state == State::SynReceived && start == 0 {
+                // Our answer was lost.
+                if self.handshake.sent > 0 && self.may_challenge(now) {
+                    self.handshake.due = Some(now);
+                }
+            } else {
+                self.challenge(now, false);
+            }
+            return Reaction::None;
+        }
+        if !acceptable {
+            // Data that was acknowledged before is acknowledged again, for our acknowledgement may be lost.
+            if len > 0 && end <= next {
+                self.receiver.receive(now, start, payload, false);
+            }
+            if self.state == State::TimeWait {
+                self.expires = Some(now + self.options.time_wait);
+            }
+            self.challenge(now, end > start);
+            return Reaction::None;
+        }
+        if !flags.has(Flags::ACK) {
+            return Reaction::None;
+        }
+        let acknowledged = self.sender.acknowledged();
+        let offset = self.sender.space.offset(acknowledged, header.acknowledgement);
+        if self.state == State::SynReceived {
+            if offset != Some(1) || self.handshake.sent == 0 {
+                return Reaction::Reset;
+            }
+            let shift = self.handshake.peer_shift.unwrap_or(0);
+            self.establish(now, header, 1 + (u64::from(header.window) << shift));
+        }
+        let Some(offset) =
+            offset.filter(|offset| (self.sender.oldest_plausible()..=self.sender.next()).contains(offset))
+        else {
+            self.challenge(now, false);
+            return Reaction::None;
+        };
+        self.keepalive = Keepalive { heard: now, probes: 0, due: false };
+        self.remember_timestamp(now, header, start);
+        if offset >= acknowledged {
+            let ack = Acknowledgement {
+                offset,
+                sequence: start,
+                window: header.window,
+                sack: if self.sack { header.options.sack.as_slice() } else { &[] },
+                echo: header.options.timestamps.filter(|_| self.timestamps.enabled).map(|(_, echo)| echo),
+            };
+            self.sender.acknowledge(now, ack);
+            self.note_fin_acknowledged(now);
+        }
+        self.take_data(now, start, payload, flags.has(Flags::FIN))
+    }
+
+    fn take_data(&mut self, now: Instant, start: u64, payload: &[&[u8]], fin: bool) -> Reaction {
+        let has_data = payload.iter().any(|slice| !slice.is_empty());
+        if !matches!(self.state, State::Established | State::FinWait1 | State::FinWait2) {
+            return Reaction::None;
+        }
+        if has_data && self.receiver.deaf {
+            // Nobody will read it.
+            self.abort();
+            return Reaction::None;
+        }
+        self.receiver.receive(now, start, payload, fin);
+        if self.receiver.finished() {
+            match self.state {
+                State::Established => self.state = State::CloseWait,
+                State::FinWait1 => self.state = State::Closing,
+                _ => self.wait(now),
+            }
+            self.note_fin_acknowledged(now);
+        }
+        Reaction::None
+    }
+
+    /// Follows the state machine once the peer has our FIN.
+    fn note_fin_acknowledged(&mut self, now: Instant) {
+        if !self.sender.finished() {
+            return;
+        }
+        match self.state {
+            State::FinWait1 => {
+                self.state = State::FinWait2;
+                self.expires = self.orphaned.then(|| now + ORPHAN_TIMEOUT);
+            }
+            State::Closing => self.wait(now),
+            State::LastAck => self.end(None),
+            _ => {}
+        }
+    }
+
+    fn wait(&mut self, now: Instant) {
+        self.state = State::TimeWait;
+        self.expires = Some(now + self.options.time_wait);
+    }
+
+    /// Whether the timestamp shows that the segment is from before others (RFC 7323 section 5.3).
+    fn is_old_duplicate(&self, now: Instant, header: &Header) -> bool {
+        if !self.timestamps.enabled || header.flags.has(Flags::RST) || header.flags.has(Flags::SYN) {
+            return false;
+        }
+        let (recent, at) = self.timestamps.recent;
+        match header.options.timestamps {
+            Some((value, _)) => {
+                (value.wrapping_sub(recent) as i32) < 0 && now.saturating_duration_since(at) < TIMESTAMPS_VALID
+            }
+            None => true,
+        }
+    }
+
+    fn remember_timestamp(&mut self, now: Instant, header: &Header, start: u64) {
+        if let Some((value, _)) = header.options.timestamps
+            && start <= self.timestamps.last_ack
+            && (value.wrapping_sub(self.timestamps.recent.0) as i32) >= 0
+        {
+            self.timestamps.recent = (value, now);
+        }
+    }
+
+    /// Acknowledges a segment that is not as it should be; `data` cannot come from an answer of ours.
+    fn challenge(&mut self, now: Instant, data: bool) {
+        if data || self.may_challenge(now) {
+            self.receiver.acknowledge_now();
+        }
+    }
+
+    fn may_challenge(&mut self, now: Instant) -> bool {
+        if now.saturating_duration_since(self.challenges.since) >= CHALLENGE_PERIOD {
+            self.challenges = Challenges { since: now, count: 0 };
+        }
+        self.challenges.count += 1;
+        self.challenges.count <= CHALLENGES
+    }
+
+    /// Appends the next segment to send, if there is one, to `out`. Returns the payload length after which it is to be cut.
+    pub fn transmit(&mut self, now: Instant, ports: (u16, u16), out: &mut Vec<u8>) -> Option<usize> {
+        if std::mem::take(&mut self.reset) {
+            let header = self.header(now, ports, self.sender.next(), Flags::RST.with(Flags::ACK));
+            header.emit(out);
+            return Some(self.segment());
+        }
+        match self.state {
+            State::Closed => None,
+            State::SynSent | State::SynReceived => self.transmit_syn(now, ports, out),
+            _ => self.transmit_data(now, ports, out),
+        }
+    }
+
+    fn transmit_syn(&mut self, now: Instant, (source, destination): (u16, u16), out: &mut Vec<u8>) -> Option<usize> {
+        self.handshake.due.filter(|due| *due <= now)?;
+        if self.handshake.sent > self.options.syn_retries {
+            self.end(Some(Error::TimedOut));
+            return None;
+        }
+        self.handshake.sent += 1;
+        self.handshake.sent_at = now;
+        self.handshake.due = Some(now + Duration::from_secs(1 << (self.handshake.sent - 1).min(6)));
+        let answer = self.state == State::SynReceived;
+        let echo = if answer { self.timestamps.recent.0 } else { 0 };
+        let options = Options {
+            mss: Some(self.mss),
+            window_scale: (!answer || self.handshake.peer_shift.is_some()).then(|| self.options.shift()),
+            sack_permitted: self.sack,
+            timestamps: self.timestamps.enabled.then(|| (self.timestamp(now), echo)),
+            sack: SackBlocks::default(),
+        };
+        let header = Header {
+            source,
+            destination,
+            sequence: self.sender.space.sequence(0),
+            acknowledgement: if answer { self.receiver.space.sequence(1) } else { 0 },
+            flags: if answer { Flags::SYN.with(Flags::ACK) } else { Flags::SYN },
+            window: self.receiver.syn_window(),
+            options,
+        };
+        header.emit(out);
+        Some(self.segment())
+    }
+
+    fn transmit_data(&mut self, now: Instant, ports: (u16, u16), out: &mut Vec<u8>) -> Option<usize> {
+        // Selective acknowledgements take room that segments with data do not have.
+        if self.receiver.wants_pure_ack() {
+            return self.transmit_ack(now, ports, self.sender.next(), out);
+        }
+        if let Some(range) = self.sender.next_range(now) {
+            let mut header = self.header(now, ports, range.start, Flags::ACK);
+            let start = out.len();
+            header.emit(out);
+            let fin = self.sender.copy(range.clone(), out);
+            if fin {
+                header.flags = header.flags.with(Flags::FIN);
+            }
+            if self.sender.is_last(&range) {
+                header.flags = header.flags.with(Flags::PSH);
+            }
+            out[start + 13] = header.flags.0;
+            self.sender.set_persist(now);
+            return Some(self.sender.segment());
+        }
+        self.sender.set_persist(now);
+        let probe = self.sender.take_window_probe() | std::mem::take(&mut self.keepalive.due);
+        if probe {
+            // A sequence number that the peer has acknowledged must be answered.
+            return self.transmit_ack(now, ports, self.sender.next() - 1, out);
+        }
+        if self.receiver.wants_ack(now) {
+            return self.transmit_ack(now, ports, self.sender.next(), out);
+        }
+        None
+    }
+
+    fn transmit_ack(&mut self, now: Instant, ports: (u16, u16), at: u64, out: &mut Vec<u8>) -> Option<usize> {
+        let mut header = self.header(now, ports, at, Flags::ACK);
+        if self.sack {
+            header.options.sack = self.receiver.sack_blocks();
+        }
+        header.emit(out);
+        Some(self.segment())
+    }
+
+    /// A header that acknowledges everything that arrived.
+    fn header(&mut self, now: Instant, (source, destination): (u16, u16), at: u64, flags: Flags) -> Header {
+        let (acknowledgement, window) = self.receiver.acknowledge();
+        self.timestamps.last_ack = self.receiver.next();
+        let echo = self.timestamps.recent.0;
+        let timestamps = self.timestamps.enabled.then(|| (self.timestamp(now), echo));
+        let options = Options { timestamps, ..Options::default() };
+        Header {
+            source,
+            destination,
+            sequence: self.sender.space.sequence(at),
+            acknowledgement,
+            flags,
+            window,
+            options,
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn check(&self) {
+        if self.is_established() {
+            self.sender.check();
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! TCP without IO: one [`Connection`] is one end, fed with segments and the time, and asked for segments to send.
+//!
+//! | What | After |
+//! | --- | --- |
+//! | state machine, window, zero-window probes, urgent data ignored | RFC 9293 |
+//! | window scaling, timestamps, protection against wrapped sequence numbers | RFC 7323 |
+//! | selective acknowledgements, reports of duplicates | RFC 2018, RFC 2883 |
+//! | loss detection by time, tail loss probes | RFC 8985 |
+//! | retransmission timeout, undone if it was spurious | RFC 6298, RFC 3522 |
+//! | congestion window, slow start, rate reduction | RFC 9438, RFC 9406, RFC 6937 |
+//! | challenge acknowledgements | RFC 5961 |
+//!
+//! A peer without selective acknowledgements is served by timeouts alone. Explicit congestion notification and path MTU probing are
+//! left out.
+
+mod buffer;
+mod connection;
+mod cubic;
+mod options;
+mod receive;
+mod rtt;
+mod scoreboard;
+pub mod segment;
+mod send;
+#[cfg(test)]
+mod tests;
+
+pub use connection::{Begin, Connection, Reaction, State};
+pub use options::TcpOptions;
+
+/// Why a connection ended other than by both sides closing it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The peer answered the SYN with a reset.
+    #[error("the peer refused the connection")]
+    Refused,
+    /// The peer reset the connection.
+    #[error("the peer reset the connection")]
+    Reset,
+    /// The peer did not answer for too long.
+    #[error("the peer does not answer")]
+    TimedOut,
+    /// There is no way to the peer: no route, no tunnel, or the firewall denies it.
+    #[error("the peer cannot be reached")]
+    Unreachable,
+    /// The connection was closed on this side.
+    #[error("the connection is closed")]
+    Closed,
+}
+
+impl From<Error> for std::io::Error {
+    fn from(error: Error) -> Self {
+        use std::io::ErrorKind;
+        let kind = match error {
+            Error::Refused => ErrorKind::ConnectionRefused,
+            Error::Reset => ErrorKind::ConnectionReset,
+            Error::TimedOut => ErrorKind::TimedOut,
+            Error::Unreachable => ErrorKind::HostUnreachable,
+            Error::Closed => ErrorKind::NotConnected,
+        };
+        Self::new(kind, error)
+    }
+}

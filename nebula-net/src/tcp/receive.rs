@@ -1,0 +1,446 @@
+//! The receiving half of a connection: data in order, data out of order, the window, and when to acknowledge.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use super::buffer::ReceiveBuffer;
+use super::segment::{SackBlocks, Space};
+
+/// Pieces that are kept out of order. A piece takes about a hundred bytes beside its data.
+const MAX_PIECES: usize = 2048;
+/// Adjacent pieces are joined up to this length, so that joining costs no more than receiving.
+const PIECE: usize = 64 << 10;
+/// RFC 9293 section 3.8.6.3 asks for less than half a second.
+const DELAYED_ACK: Duration = Duration::from_millis(40);
+/// Segments at the beginning that are acknowledged at once, while the peer is in slow start.
+const QUICK_ACKS: u32 = 16;
+/// Shortest time over which the reading rate of the program is measured.
+const MIN_MEASURE: Duration = Duration::from_millis(1);
+
+/// What arrives.
+#[derive(Debug)]
+pub(crate) struct Receiver {
+    pub(crate) space: Space,
+    /// Offset of the next byte in order.
+    next: u64,
+    in_order: ReceiveBuffer,
+    /// By offset; they do not overlap, and all are after `next`.
+    pieces: BTreeMap<u64, Vec<u8>>,
+    /// Bytes in them.
+    held: usize,
+    /// An offset in each range that was received out of order lately, newest first.
+    recent: VecDeque<u64>,
+    /// A segment that arrived twice, to be reported once (RFC 2883).
+    duplicate: Option<Range<u64>>,
+    /// Offset of the FIN, once it is known.
+    fin: Option<u64>,
+    /// Whether the program reads no more.
+    pub(crate) deaf: bool,
+    shift: u8,
+    /// Offset up to which the peer may send.
+    edge: u64,
+    capacity: usize,
+    max_capacity: usize,
+    measure: Measure,
+    segment: usize,
+    ack: Acknowledge,
+}
+
+/// How much the program reads in a round-trip time: the window has to be twice that.
+#[derive(Debug, Clone, Copy)]
+struct Measure {
+    since: Instant,
+    read: usize,
+}
+
+/// What has to be acknowledged.
+#[derive(Debug, Default)]
+struct Acknowledge {
+    /// At once.
+    now: bool,
+    /// At once and in a segment of its own, since data is out of order.
+    alone: bool,
+    due: Option<Instant>,
+    bytes: usize,
+    quick: u32,
+}
+
+/// What became of the data of a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Taken {
+    /// Whether the program can read more than before.
+    pub(crate) readable: bool,
+}
+
+impl Receiver {
+    /// For a peer that begins with this sequence number.
+    pub(crate) fn new(now: Instant, initial: u32, capacity: usize, max_capacity: usize, segment: usize) -> Self {
+        Self {
+            space: Space { initial },
+            next: 1,
+            in_order: ReceiveBuffer::default(),
+            pieces: BTreeMap::new(),
+            held: 0,
+            recent: VecDeque::new(),
+            duplicate: None,
+            fin: None,
+            deaf: false,
+            shift: 0,
+            edge: 1 + capacity.min(usize::from(u16::MAX)) as u64,
+            capacity,
+            max_capacity: max_capacity.max(capacity),
+            measure: Measure { since: now, read: 0 },
+            segment,
+            ack: Acknowledge { quick: QUICK_ACKS, ..Acknowledge::default() },
+        }
+    }
+
+    pub(crate) fn set_shift(&mut self, shift: u8) {
+        self.shift = shift;
+    }
+
+    /// Next sequence number that is expected, as an offset.
+    pub(crate) fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Offset up to which the peer may send.
+    pub(crate) fn edge(&self) -> u64 {
+        self.edge
+    }
+
+    /// Bytes that the program can read.
+    pub(crate) fn readable(&self) -> usize {
+        self.in_order.len()
+    }
+
+    /// Bytes that take memory: in order and not.
+    pub(crate) fn buffered(&self) -> usize {
+        self.in_order.len() + self.held
+    }
+
+    /// Whether everything up to the FIN arrived.
+    pub(crate) fn finished(&self) -> bool {
+        self.fin.is_some_and(|fin| self.next > fin)
+    }
+
+    /// Takes the data at offset `start`, and the FIN behind it. Both may lie outside the window in part.
+    pub(crate) fn receive(&mut self, now: Instant, start: u64, payload: &[&[u8]], fin: bool) -> Taken {
+        let len: usize = payload.iter().map(|slice| slice.len()).sum();
+        let end = start + len as u64;
+        if len == 0 && !fin {
+            return Taken::default();
+        }
+        let before = self.next;
+        let last = self.pieces.last_key_value().map_or(self.next, |(start, bytes)| start + bytes.len() as u64);
+        if fin && self.fin.is_none() && (last..=self.edge).contains(&end) {
+            self.fin = Some(end);
+        }
+        // Nothing comes after the FIN.
+        let limit = self.fin.unwrap_or(self.edge).min(self.edge);
+        if end <= self.next && len > 0 {
+            self.duplicate = Some(start..end);
+            self.ack.now = true;
+            self.ack.alone = true;
+        } else if start <= self.next {
+            self.push_in_order(payload, (self.next - start) as usize, (limit.saturating_sub(self.next)) as usize);
+            let had_pieces = !self.pieces.is_empty();
+            self.join_pieces();
+            // A hole was filled, or there still is one.
+            self.ack.now |= had_pieces;
+            self.ack.alone |= !self.pieces.is_empty();
+        } else {
+            self.insert(start, payload, limit);
+            self.ack.now = true;
+            self.ack.alone = true;
+        }
+        if self.fin == Some(self.next) {
+            self.next += 1;
+            (self.pieces, self.held) = (BTreeMap::new(), 0);
+            self.ack.now = true;
+        }
+        self.note_arrival(now, (self.next - before) as usize);
+        if self.deaf {
+            self.in_order = ReceiveBuffer::default();
+        }
+        Taken { readable: self.next > before }
+    }
+
+    fn push_in_order(&mut self, payload: &[&[u8]], mut skip: usize, mut room: usize) {
+        for slice in payload {
+            let skipped = skip.min(slice.len());
+            skip -= skipped;
+            let slice = &slice[skipped..];
+            let slice = &slice[..slice.len().min(room)];
+            self.in_order.push(slice);
+            room -= slice.len();
+            self.next += slice.len() as u64;
+        }
+    }
+
+    /// Moves pieces that are in order by now.
+    fn join_pieces(&mut self) {
+        while let Some(first) = self.pieces.first_entry()
+            && *first.key() <= self.next
+        {
+            let (start, mut bytes) = first.remove_entry();
+            self.held -= bytes.len();
+            let known = ((self.next - start) as usize).min(bytes.len());
+            bytes.drain(..known);
+            self.next += bytes.len() as u64;
+            self.in_order.push_owned(bytes);
+        }
+        let next = self.next;
+        self.recent.retain(|offset| *offset >= next);
+    }
+
+    /// Keeps what is not yet there of the data at `start`.
+    fn insert(&mut self, start: u64, payload: &[&[u8]], limit: u64) {
+        let mut at = start;
+        let mut fresh = false;
+        for slice in payload {
+            let slice_end = at + slice.len() as u64;
+            let mut from = at;
+            while from < slice_end.min(limit) {
+                // The piece that covers `from`, if any, and the next one after it.
+                let covering = self.pieces.range(..=from).next_back();
+                let covered = covering.map_or(0, |(start, bytes)| start + bytes.len() as u64);
+                if covered > from {
+                    from = covered;
+                    continue;
+                }
+                let gap_end = self.pieces.range(from..).next().map_or(u64::MAX, |(start, _)| *start);
+                let to = gap_end.min(slice_end).min(limit);
+                let bytes = &slice[(from - at) as usize..(to - at) as usize];
+                if !self.keep(from, bytes) {
+                    return;
+                }
+                fresh = true;
+                from = to;
+            }
+            at = slice_end;
+        }
+        if fresh {
+            self.recent.retain(|offset| !(start..at).contains(offset));
+            self.recent.push_front(start);
+            self.recent.truncate(8);
+        } else if at > start {
+            self.duplicate = Some(start..at);
+        }
+    }
+
+    /// Keeps one new piece; `false` if there are too many.
+    fn keep(&mut self, start: u64, bytes: &[u8]) -> bool {
+        if let Some((before, piece)) = self.pieces.range_mut(..start).next_back()
+            && before + piece.len() as u64 == start
+            && piece.len() + bytes.len() <= PIECE
+        {
+            piece.extend_from_slice(bytes);
+            self.held += bytes.len();
+            return true;
+        }
+        if self.pieces.len() >= MAX_PIECES {
+            return false;
+        }
+        self.pieces.insert(start, bytes.to_vec());
+        self.held += bytes.len();
+        true
+    }
+
+    fn note_arrival(&mut self, now: Instant, bytes: usize) {
+        if self.ack.quick > 0 {
+            self.ack.quick -= 1;
+            self.ack.now = true;
+        }
+        self.ack.bytes += bytes;
+        if self.ack.bytes >= 2 * self.segment {
+            self.ack.now = true;
+        } else if bytes > 0 && self.ack.due.is_none() {
+            self.ack.due = Some(now + DELAYED_ACK);
+        }
+    }
+
+    /// The contiguous range that was received around `offset`.
+    fn range_around(&self, offset: u64) -> Option<Range<u64>> {
+        let (start, bytes) = self.pieces.range(..=offset).next_back()?;
+        let mut range = *start..start + bytes.len() as u64;
+        if !range.contains(&offset) {
+            return None;
+        }
+        for (start, bytes) in self.pieces.range(..range.start).rev() {
+            if start + bytes.len() as u64 != range.start {
+                break;
+            }
+            range.start = *start;
+        }
+        for (start, bytes) in self.pieces.range(range.end..) {
+            if *start != range.end {
+                break;
+            }
+            range.end += bytes.len() as u64;
+        }
+        Some(range)
+    }
+
+    /// The blocks to report, newest first (RFC 2018 section 4); a duplicate comes before them.
+    pub(crate) fn sack_blocks(&mut self) -> SackBlocks {
+        let mut blocks = SackBlocks::default();
+        if let Some(duplicate) = self.duplicate.take() {
+            blocks.push(self.space.sequence(duplicate.start), self.space.sequence(duplicate.end));
+        }
+        let mut reported: Vec<Range<u64>> = Vec::new();
+        for offset in &self.recent {
+            if reported.len() == 4 {
+                break;
+            }
+            if let Some(range) = self.range_around(*offset)
+                && !reported.contains(&range)
+            {
+                blocks.push(self.space.sequence(range.start), self.space.sequence(range.end));
+                reported.push(range);
+            }
+        }
+        blocks
+    }
+
+    /// Something has to be acknowledged at once.
+    pub(crate) fn acknowledge_now(&mut self) {
+        self.ack.now = true;
+    }
+
+    /// Whether an acknowledgement is due, with data or without.
+    pub(crate) fn wants_ack(&self, now: Instant) -> bool {
+        self.ack.now || self.ack.due.is_some_and(|due| due <= now)
+    }
+
+    /// Whether an acknowledgement is due that must not wait for room in a segment with data.
+    pub(crate) fn wants_pure_ack(&self) -> bool {
+        self.ack.alone
+    }
+
+    pub(crate) fn ack_due(&self) -> Option<Instant> {
+        self.ack.due
+    }
+
+    /// The acknowledgement number and window field of the next segment, which will be sent. The right edge of the window never moves
+    /// back.
+    pub(crate) fn acknowledge(&mut self) -> (u32, u16) {
+        let quick = self.ack.quick;
+        self.ack = Acknowledge { quick, ..Acknowledge::default() };
+        self.edge = self.edge.max(self.wanted_edge());
+        let field = (self.edge.saturating_sub(self.next)).div_ceil(1 << self.shift).min(u16::MAX.into());
+        self.edge = self.edge.max(self.next + (field << self.shift));
+        (self.space.sequence(self.next), field as u16)
+    }
+
+    /// The window field of a SYN, which is never scaled.
+    pub(crate) fn syn_window(&self) -> u16 {
+        (self.edge - 1).min(u16::MAX.into()) as u16
+    }
+
+    /// The right edge that the free memory allows. It moves in steps worth telling (RFC 9293 section 3.8.6.2.2).
+    fn wanted_edge(&self) -> u64 {
+        let free = self.capacity.saturating_sub(self.in_order.len());
+        let window = (free as u64).min(u64::from(u16::MAX) << self.shift);
+        let edge = self.next + window;
+        let step = self.segment.min(self.capacity / 2) as u64;
+        if edge >= self.edge + step { edge } else { self.edge }
+    }
+
+    /// Lets the program read. The window grows with what it reads in a round-trip time.
+    pub(crate) fn read(&mut self, now: Instant, rtt: Option<Duration>, out: &mut [u8]) -> usize {
+        let count = self.in_order.read(out);
+        self.measure.read += count;
+        let period = rtt.unwrap_or(Duration::ZERO).max(MIN_MEASURE);
+        let elapsed = now.saturating_duration_since(self.measure.since);
+        if elapsed >= period {
+            let read = (self.measure.read as f64 * period.as_secs_f64() / elapsed.as_secs_f64()) as usize;
+            if read * 2 > self.capacity {
+                self.capacity = (read * 4).min(self.max_capacity).max(self.capacity);
+            }
+            self.measure = Measure { since: now, read: 0 };
+        }
+        // The peer waits if it has used most of the window.
+        let left = self.edge.saturating_sub(self.next);
+        if count > 0 && !self.finished() && left < (self.capacity / 2) as u64 && self.wanted_edge() > self.edge {
+            self.ack.now = true;
+        }
+        count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn receiver() -> (Receiver, Instant) {
+        #[allow(clippy::disallowed_methods, reason = "where virtual time begins")]
+        let now = Instant::now();
+        (Receiver::new(now, 0, 1000, 1000, 100), now)
+    }
+
+    fn read_all(receiver: &mut Receiver, now: Instant) -> Vec<u8> {
+        let mut out = [0; 2000];
+        let count = receiver.read(now, None, &mut out);
+        out[..count].to_vec()
+    }
+
+    #[test]
+    fn pieces_in_any_order_become_the_stream() {
+        let (mut receiver, now) = receiver();
+        receiver.receive(now, 6, &[b"f", b"gh"], false);
+        receiver.receive(now, 3, &[b"cd"], false);
+        receiver.receive(now, 4, &[b"defg"], false);
+        assert_eq!(receiver.readable(), 0);
+        receiver.receive(now, 1, &[b"a", b"bc"], true);
+        assert_eq!(read_all(&mut receiver, now), b"abcdefgh");
+        receiver.receive(now, 9, &[], true);
+        assert!(receiver.finished());
+    }
+
+    #[test]
+    fn the_newest_range_is_reported_first_and_a_duplicate_before_it() {
+        let (mut receiver, now) = receiver();
+        for start in [11, 31, 51] {
+            receiver.receive(now, start, &[b"xxxxx"], false);
+        }
+        assert_eq!(receiver.sack_blocks().as_slice(), [(51, 56), (31, 36), (11, 16)]);
+        receiver.receive(now, 16, &[b"yyyyy"], false);
+        assert_eq!(receiver.sack_blocks().as_slice(), [(11, 21), (51, 56), (31, 36)]);
+        receiver.receive(now, 31, &[b"xxxxx"], false);
+        assert_eq!(receiver.sack_blocks().as_slice()[0], (31, 36));
+    }
+
+    #[test]
+    fn nothing_beyond_the_window_is_kept() {
+        let (mut receiver, now) = receiver();
+        receiver.receive(now, 990, &[&[0; 100]], false);
+        let kept: usize = receiver.pieces.values().map(Vec::len).sum();
+        assert_eq!((kept, receiver.buffered()), (11, 11));
+        receiver.receive(now, 1, &[&[0; 2000]], false);
+        assert_eq!((receiver.readable(), receiver.buffered()), (1000, 1000));
+    }
+
+    #[test]
+    fn bytes_out_of_order_take_a_bounded_number_of_pieces() {
+        let (mut receiver, now) = receiver();
+        receiver.edge = 1 << 20;
+        for at in 0..10_000 {
+            receiver.receive(now, 10 + 2 * at, &[b"x"], false);
+        }
+        assert_eq!(receiver.pieces.len(), MAX_PIECES);
+    }
+
+    #[test]
+    fn the_window_opens_when_the_program_reads_and_never_shrinks() {
+        let (mut receiver, now) = receiver();
+        receiver.receive(now, 1, &[&[0; 1000]], false);
+        assert_eq!(receiver.acknowledge(), (1001, 0));
+        assert_eq!(receiver.read(now, None, &mut [0; 50]), 50);
+        assert!(!receiver.wants_ack(now), "a window of half a segment is not worth telling");
+        assert_eq!(receiver.read(now, None, &mut [0; 500]), 500);
+        assert!(receiver.wants_ack(now));
+        assert_eq!(receiver.acknowledge(), (1001, 550));
+    }
+}
