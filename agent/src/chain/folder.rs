@@ -240,7 +240,7 @@ impl Folder {
         // Afterwards, so that there is no moment without us.
         let mut is_new = !is_there;
         for old in own_files(dir, names).into_iter().filter(|old| *old != wanted.name) {
-            durable::remove(&dir.join(&old))?;
+            remove_own(dir, &old)?;
             is_new = true;
         }
         if is_new && wish.strategy == Strategy::DropIn {
@@ -276,17 +276,23 @@ pub fn clear(dir: &Path) -> io::Result<usize> {
     durable::remove_stale(dir, |name| primary::is_own(name) || name == RELOAD);
     let ours = own_files(dir, &names);
     for file in &ours {
-        durable::remove(&dir.join(file))?;
-        if let Some(parent) = file.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-            durable::remove_stale(&dir.join(parent), |name| name == DROP_IN);
-            // Others may have drop-ins there as well.
-            let _ = fs::remove_dir(dir.join(parent));
-        }
+        remove_own(dir, file)?;
     }
     if ours.iter().any(|file| file.components().count() > 1) {
         reload(dir)?;
     }
     Ok(ours.len())
+}
+
+/// Removes a file of ours, and with a drop-in its directory if nothing else is in it.
+fn remove_own(dir: &Path, file: &Path) -> io::Result<()> {
+    durable::remove(&dir.join(file))?;
+    if let Some(parent) = file.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        durable::remove_stale(&dir.join(parent), |name| name == DROP_IN);
+        // Others may have drop-ins there as well.
+        let _ = fs::remove_dir(dir.join(parent));
+    }
+    Ok(())
 }
 
 /// Makes runtimes reload a directory of which they do not watch the subdirectories: they act on renames in it.
@@ -473,7 +479,7 @@ mod tests {
         assert!(matches!(f.keep_as(Strategy::DropIn), Outcome::InPlace(InPlace { is_new: true, .. })));
         assert_eq!((f.chain("a"), drop_in.exists()), (None, true));
         assert!(matches!(f.keep(), Outcome::InPlace(_)));
-        assert_eq!((f.chain("a").is_some(), drop_in.exists()), (true, false));
+        assert_eq!((f.chain("a").is_some(), drop_in.parent().unwrap().exists()), (true, false));
         f.keep_as(Strategy::DropIn);
         assert_eq!(clear(f.dir.path()).unwrap(), 1);
         assert_eq!(clear(f.dir.path()).unwrap(), 0);

@@ -5,10 +5,12 @@
 //! its file is gone, or its owner died, or it has had a head start. The head start keeps ADDs that wait for the CA, and
 //! use no processor, from holding up all others.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
 use std::time::Duration;
 
 use crate::clock::{Clock, Deadline};
@@ -70,27 +72,51 @@ impl Ahead {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Self::Done),
             other => other?,
         };
+        let unlocked = unlocked(&file)?;
         let mut head_start = None;
         loop {
-            let has_started = file.metadata()?.len() > 0;
-            match file.try_lock_shared() {
-                Ok(()) => {
+            match unlocked.recv_timeout(LOOK_INTERVAL.min(deadline.left(clock))) {
+                Ok(locked) => {
+                    locked?;
                     // Its owner removes the file and then unlocks it; whoever died does neither.
                     let _ = fs::remove_file(path);
-                    return Ok(if has_started { Self::Done } else { Self::Vanished });
+                    return Ok(if has_started(&file)? { Self::Done } else { Self::Vanished });
                 }
-                Err(TryLockError::WouldBlock) => {}
-                Err(TryLockError::Error(error)) => return Err(error),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Err(io::Error::other("nobody waits for its lock")),
             }
-            if has_started && head_start.get_or_insert_with(|| Deadline::after(clock, HEAD_START)).is_over(clock) {
+            let head_start_ends = || Deadline::after(clock, HEAD_START);
+            if has_started(&file)? && head_start.get_or_insert_with(head_start_ends).is_over(clock) {
                 return Ok(Self::Done);
             }
             if deadline.is_over(clock) {
                 return Ok(Self::Late);
             }
-            clock.sleep(POLL_INTERVAL);
         }
     }
+}
+
+fn has_started(file: &File) -> io::Result<bool> {
+    Ok(file.metadata()?.len() > 0)
+}
+
+/// Tells when the owner of `file` has unlocked it or died. A thread waits for that, or until this process ends: a hundred
+/// callers that look again and again would take the time of a processor from those who work.
+fn unlocked(file: &File) -> io::Result<Receiver<io::Result<()>>> {
+    let (tell, told) = mpsc::channel();
+    let file = file.try_clone()?;
+    let wait = move || {
+        let locked = loop {
+            match file.lock_shared() {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                other => break other,
+            }
+        };
+        // Nobody listens any more after the head start.
+        let _ = tell.send(locked);
+    };
+    thread::Builder::new().name("queue".to_owned()).spawn(wait)?;
+    Ok(told)
 }
 
 /// Draws the next number.
@@ -131,7 +157,8 @@ const DIR: &str = ".starts";
 const STARTED: &[u8] = b"1";
 const MAX_DIGITS: u64 = 20;
 const SWEEP_EVERY: u64 = 64;
-const POLL_INTERVAL: Duration = Duration::from_millis(10);
+// How exactly the head start is kept.
+const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 // Several times the work of one start on an idle machine.
 const HEAD_START: Duration = Duration::from_secs(3);
 
@@ -139,7 +166,6 @@ const HEAD_START: Duration = Duration::from_secs(3);
 mod tests {
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicU64, Ordering};
-    use std::thread;
 
     use super::*;
     use crate::clock::SystemClock;

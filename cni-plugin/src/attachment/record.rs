@@ -224,6 +224,13 @@ impl Files {
         self.room().join("pod.device")
     }
 
+    /// Whether there is no trace of an earlier ADD of this attachment. Its lock does not count: every call makes one.
+    #[must_use]
+    pub fn have_left_nothing(&self) -> bool {
+        let left = [self.record(), self.launch(), self.room(), self.log(), self.notify_socket()];
+        left.iter().all(|path| path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound))
+    }
+
     /// Creates the directory of the network's records.
     ///
     /// # Errors

@@ -270,7 +270,9 @@ impl<'a> Attachment<'a> {
                     format!("{} belongs to container {}", self.files.record().display(), other.target.container_id);
                 return Err(Error::new(code::CONFIG, msg));
             }
-            // Also if there is no record, because an instance may have outlived it.
+            // Also if there is no record, because an instance may have outlived it; but the search for that takes the longer
+            // the more processes the node runs, and a new pod has none.
+            Found::Nothing if mode == Mode::NewPod && self.files.have_left_nothing() => {}
             _ if stays_closed => detach_closed(&self.files, host)?,
             _ => detach(&self.files, host)?,
         }

@@ -45,9 +45,20 @@ impl Prepared {
 
     /// Like [`Prepared::new`], with more keys in our chain entry.
     pub(crate) fn with(more: Value, start: impl FnOnce(&world::World, &Node) -> Runtime) -> Self {
-        assert_unused(Path::new(STATE));
         let mut cluster = Cluster::new();
-        let mut node = cluster.node("n1", "1.0.0");
+        let node = cluster.node("n1", "1.0.0");
+        Self::on(cluster, node, more, start)
+    }
+
+    /// Like [`Prepared::with`], on a node whose first process is a systemd, which runs the instances.
+    pub(crate) fn under_systemd(more: Value, start: impl FnOnce(&world::World, &Node) -> Runtime) -> Self {
+        let mut cluster = Cluster::new();
+        let node = cluster.node_of_systemd("n1", "1.0.0");
+        Self::on(cluster, node, more, start)
+    }
+
+    fn on(cluster: Cluster, mut node: Node, more: Value, start: impl FnOnce(&world::World, &Node) -> Runtime) -> Self {
+        assert_unused(Path::new(STATE));
         let plugins = node.conf["plugins"].as_array_mut().expect("plugins");
         let mut entry = plugins.remove(1);
         for key in ["type", "stateDir", "ca", "instance"] {
@@ -105,6 +116,26 @@ impl Prepared {
             thread::sleep(Duration::from_millis(20));
         }
         began.elapsed()
+    }
+
+    /// Sets a key of `agent.json`, for the next start.
+    fn configure(&self, key: &str, value: Value) {
+        let mut config: Value = serde_json::from_slice(&fs::read(&self.config).expect("agent.json")).expect("JSON");
+        config[key] = value;
+        fs::write(&self.config, config.to_string()).expect("write agent.json");
+    }
+
+    /// Whether the runtime loads drop-ins: containerd since 2.1, by its CNI library.
+    fn loads_drop_ins(&self) -> bool {
+        let said = self.runtime.cri(&["version"]).unwrap_or_else(|error| panic!("{error}"));
+        let version: Value = serde_json::from_str(&said).expect("JSON");
+        let numbers = version["runtime_version"].as_str().expect("a version").trim_start_matches('v').split('.');
+        let numbers: Vec<u32> = numbers.map_while(|number| number.parse().ok()).collect();
+        numbers >= vec![2, 1]
+    }
+
+    fn drop_in(&self) -> PathBuf {
+        self.runtime.dir.join("net.d").join(&self.node.network).join("99-nebula.conf")
     }
 
     pub(crate) fn primary(&self) -> PathBuf {
@@ -336,6 +367,43 @@ fn an_agent_that_is_killed_at_any_moment_among_changes_leaves_nothing_wrong() {
     assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
     p.stop(Signal::SIGTERM);
     p.nothing_of_ours_is_left();
+}
+
+#[test]
+#[ignore = "needs root, containerd, the shared CRI tools and a build of the programs"]
+fn a_drop_in_is_kept_where_the_runtime_loads_it_and_a_file_of_its_own_takes_its_place_elsewhere() {
+    let mut p = Prepared::new();
+    p.configure("strategy", "drop-in".into());
+    let primary = fs::read_to_string(p.primary()).expect("the primary");
+    let is_loaded = p.loads_drop_ins();
+    p.start();
+    p.wait("ready", || true);
+    let found = (p.drop_in().exists(), p.own_file().exists());
+    assert_eq!(found, (is_loaded, !is_loaded), "(drop-in, file): {:#}", p.status().0);
+    let (web, main, _) = p.runtime.pod("web");
+    let ping = ["exec", &main, "--", "/bin/ping", "-c", "1", "-W", "1", LIGHTHOUSE];
+    assert!((0..15).any(|_| p.runtime.cri(&ping).is_ok()), "no reply from the lighthouse: {}", p.node.instance_logs());
+    assert_eq!(fs::read_to_string(p.primary()).expect("the primary"), primary, "the primary's file is its own");
+
+    // It comes back, and so does what the primary's plugin rewrites.
+    let ours = if is_loaded { p.drop_in() } else { p.own_file() };
+    fs::remove_file(&ours).expect("remove our file");
+    p.wait("our file is back", || ours.exists());
+    let mut changed: Value = serde_json::from_str(&primary).expect("JSON");
+    changed["plugins"][0]["mtu"] = 1400.into();
+    fs::write(p.primary(), changed.to_string()).expect("rewrite the primary");
+    p.wait("the runtime has the new text and our plugin", || {
+        p.runtime.cri(&["status"]).is_ok_and(|said| said.contains("1400") && said.contains("nebula-cni-plugin"))
+    });
+
+    for verb in ["stop-pod", "remove-pod"] {
+        p.runtime.cri(&[verb, &web]).unwrap_or_else(|error| panic!("{error}"));
+    }
+    let ended = p.uninstall(&[]).wait_with_output().expect("it ends");
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    p.stop(Signal::SIGTERM);
+    p.nothing_of_ours_is_left();
+    assert!(!p.drop_in().parent().expect("a folder").exists(), "the folder of drop-ins is left");
 }
 
 #[test]

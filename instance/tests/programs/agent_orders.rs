@@ -20,12 +20,15 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use world::chaos::{Random, end_instances, leases, number};
 use world::clear::{Listener, Speaker, now};
-use world::cluster::links;
+use world::cluster::{Node, links};
 use world::cri_session::CriSession;
 
 const QUIET_WITHIN: Duration = Duration::from_secs(40);
 /// The least time in which pods speak once all is quiet.
 const LISTENED: Duration = Duration::from_millis(500);
+
+/// What each sandbox runs.
+const TALK: &str = "while :; do /bin/busybox ping -q -i 0.3 10.42.255.1; /bin/busybox sleep 0.1; done";
 
 /// What happens in each order, and the first order itself: its first pod starts before the runtime has our entry, and is
 /// attached in place. What cannot happen at its turn, such as the end of a process that does not run, is left out.
@@ -99,10 +102,18 @@ struct Counts {
 #[test]
 #[ignore = "needs root, containerd, the shared CRI tools and a build of the programs"]
 fn in_whatever_order_a_node_starts_no_enrolled_pod_sends_in_clear() {
+    in_random_orders(Prepared::with);
+}
+
+/// What makes a node: from the keys of our chain entry and what starts the runtime.
+type Prepare = fn(Value, fn(&world::World, &Node) -> Runtime) -> Prepared;
+
+/// Tries the orders on a node that `prepare` makes.
+pub(crate) fn in_random_orders(prepare: Prepare) {
     let (orders, seed) = (number("AGENT_ORDERS", 10), number("AGENT_SEED", u64::from(std::process::id())));
     println!("AGENT_ORDERS={orders} AGENT_SEED={seed}");
     let began = Instant::now();
-    let mut site = Site::new(Random::new(seed));
+    let mut site = Site::new(Random::new(seed), prepare);
     // A pod that is not enrolled says in clear what the others must not.
     let control = site.cri.sandbox("open", "control", 0).unwrap_or_else(|error| panic!("{error}"));
     let control_address: Ipv4Addr = control["ips"][0].as_str().and_then(|ip| ip.parse().ok()).expect("an address");
@@ -133,10 +144,9 @@ fn in_whatever_order_a_node_starts_no_enrolled_pod_sends_in_clear() {
 }
 
 impl Site {
-    fn new(random: Random) -> Self {
+    fn new(random: Random, prepare: Prepare) -> Self {
         let more = json!({"enrol": {"namespaces": ["shop"]}, "timeoutSeconds": 3});
-        let talk = "while :; do /bin/busybox ping -q -i 0.3 10.42.255.1; /bin/busybox sleep 0.1; done";
-        let p = Prepared::with(more, |world, node| Runtime::with_pause(world, node, talk));
+        let p = prepare(more, |world, node| Runtime::with_pause(world, node, TALK));
         Self {
             cri: CriSession::new(&p.runtime.dir.join("run/containerd.sock")),
             speaker: Speaker::start(),
@@ -245,8 +255,8 @@ impl Site {
         self.cri.remove(&pod.id).unwrap_or_else(|error| panic!("{error}\n{}", self.logs()));
     }
 
-    /// Everything that belongs on a node is there now: it becomes ready, every pod gets its tunnel, and all reach each
-    /// other.
+    /// Everything that belongs on a node is there now: it becomes ready, one more pod starts, every pod gets its tunnel, and
+    /// all reach each other.
     fn come_to_rest(&mut self) {
         self.happen(Step::PrimaryWrites);
         self.happen(Step::CaReturns);
@@ -256,6 +266,7 @@ impl Site {
         for (number, attempt) in std::mem::take(&mut self.waiting) {
             self.start_pod(number, attempt);
         }
+        self.happen(Step::PodStarts);
         assert!(self.waiting.is_empty(), "a ready node refuses pods {:?}\n{}", self.waiting, self.logs());
         self.until("every pod is attached", |site| {
             site.pods.iter().all(|pod| site.speaker.voice(pod.number).attached.is_some())

@@ -16,6 +16,7 @@ mod agent;
 mod agent_cost;
 mod agent_orders;
 mod agent_repair;
+mod agent_units;
 mod ca_access;
 mod capture_instance;
 mod capture_speed;

@@ -1,5 +1,6 @@
 //! Addresses of this host's interfaces at which a peer might reach it.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -22,6 +23,8 @@ pub(super) struct InterfaceWatch {
     /// A change was noticed since the last look, and `next` is soon.
     noticed: bool,
     last: Vec<LocalAddress>,
+    /// The links that had such an address at the last look, whether or not they were up.
+    links: BTreeSet<u32>,
     // None: not listening for changes, so every look lists the addresses.
     changes: Option<Changes>,
 }
@@ -29,7 +32,16 @@ pub(super) struct InterfaceWatch {
 impl InterfaceWatch {
     /// Looks once per `interval` and after changes, and skips the interface `except`.
     pub(super) fn new(except: Option<String>, interval: Duration) -> Self {
-        Self { except, interval, next: None, looked: None, noticed: false, last: Vec::new(), changes: None }
+        Self {
+            except,
+            interval,
+            next: None,
+            looked: None,
+            noticed: false,
+            last: Vec::new(),
+            links: BTreeSet::new(),
+            changes: None,
+        }
     }
 
     /// Becomes readable when something changed; then call [`InterfaceWatch::notice`]. `None`: there is no need to wait
@@ -61,41 +73,64 @@ impl InterfaceWatch {
         self.looked = Some(now);
         self.noticed = false;
         match &self.changes {
-            Some(changes) if !changes.any() => return None,
+            Some(changes) if !changes.any(&self.links) => return None,
             Some(_) => {}
             // Listen before the look, so that no change is missed in between.
             None => self.changes = Changes::listen().ok(),
         }
-        let listed = reachable_addresses(self.except.as_deref());
-        if let Err(errno) = &listed {
-            tracing::warn!(%errno, "cannot list the interface addresses");
-            self.changes = None;
+        match Listing::read(self.except.as_deref()) {
+            Ok(listing) => {
+                self.links = listing.links;
+                let is_news = listing.addresses != self.last;
+                Some(is_news.then(|| self.last.clone_from(&listing.addresses)).map(|()| listing.addresses))
+            }
+            Err(errno) => {
+                tracing::warn!(%errno, "cannot list the interface addresses");
+                self.changes = None;
+                Some(None)
+            }
         }
-        let changed = listed.ok().filter(|addresses| *addresses != self.last);
-        if let Some(addresses) = &changed {
-            self.last.clone_from(addresses);
-        }
-        Some(changed)
     }
 }
 
-/// Addresses of the interfaces that are up in the network namespace of the calling thread, except those of interface
-/// `except`.
-pub(super) fn reachable_addresses(except: Option<&str>) -> Result<Vec<LocalAddress>, Errno> {
-    let mut addresses: Vec<_> = getifaddrs()?
-        .filter(|entry| entry.flags.contains(InterfaceFlags::IFF_UP) && Some(entry.interface_name.as_str()) != except)
-        .filter_map(|entry| {
-            let address = entry.address?;
+/// What the interfaces in the network namespace of the calling thread have.
+#[derive(Debug, Default)]
+struct Listing {
+    /// Addresses of interfaces that are up, sorted.
+    addresses: Vec<LocalAddress>,
+    /// Links that have such an address, also those that are down.
+    links: BTreeSet<u32>,
+}
+
+impl Listing {
+    /// Lists all but the interface `except`.
+    fn read(except: Option<&str>) -> Result<Self, Errno> {
+        let mut listing = Self::default();
+        let (mut indices, mut names) = (BTreeMap::new(), BTreeSet::new());
+        for entry in getifaddrs()? {
+            let Some(address) = entry.address else { continue };
+            if let Some(index) = address.as_link_addr().and_then(|link| u32::try_from(link.ifindex()).ok()) {
+                indices.insert(entry.interface_name, index);
+                continue;
+            }
             let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
-            let address = v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))?;
-            Some(LocalAddress { address, interface: entry.interface_name })
-        })
-        .filter(|local| is_reachable(&local.address))
-        .collect();
-    // The kernel's order varies, and a different order is not a change.
-    addresses.sort_unstable();
-    addresses.dedup();
-    Ok(addresses)
+            let Some(address) = v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip()))) else {
+                continue;
+            };
+            if !is_reachable(&address) || Some(entry.interface_name.as_str()) == except {
+                continue;
+            }
+            names.insert(entry.interface_name.clone());
+            if entry.flags.contains(InterfaceFlags::IFF_UP) {
+                listing.addresses.push(LocalAddress { address, interface: entry.interface_name });
+            }
+        }
+        listing.links = names.iter().filter_map(|name| indices.get(name).copied()).collect();
+        // The kernel's order varies, and a different order is not a change.
+        listing.addresses.sort_unstable();
+        listing.addresses.dedup();
+        Ok(listing)
+    }
 }
 
 /// Listens for changes of interfaces and their addresses (rtnetlink): without one there is nothing to list.
@@ -114,14 +149,17 @@ impl Changes {
         Ok(Self { socket })
     }
 
-    /// Whether anything changed since the last call.
-    pub(super) fn any(&self) -> bool {
-        let mut changed = false;
+    /// Whether anything changed since the last call that may matter if these are the links with an address. On the node
+    /// of a cluster, links of pods come and go all the time, and to list them all each time would take each instance as
+    /// long as there are links.
+    pub(super) fn any(&self, links: &BTreeSet<u32>) -> bool {
+        let mut matters = false;
         for _ in 0..MAX_CHANGES_PER_CALL {
-            // Only the fact matters, so the rest of the message may be lost.
-            match recv(self.socket.as_raw_fd(), &mut [0; 16], MsgFlags::empty()) {
-                Ok(_) => changed = true,
-                Err(Errno::EAGAIN) => return changed,
+            let mut head = [0; CHANGE_HEAD];
+            // The rest of the message may be lost.
+            match recv(self.socket.as_raw_fd(), &mut head, MsgFlags::empty()) {
+                Ok(len) => matters |= concerns(&head[..len], links),
+                Err(Errno::EAGAIN) => return matters,
                 Err(Errno::EINTR) => {}
                 // The socket's buffer overflowed, or the state is unknown: assume a change.
                 Err(_) => return true,
@@ -131,12 +169,28 @@ impl Changes {
     }
 }
 
+/// Whether a message of rtnetlink(7) may be about an address at which a peer reaches this host: that of an address, or
+/// of a link that has one. What is not understood may be.
+fn concerns(head: &[u8], links: &BTreeSet<u32>) -> bool {
+    let [_, _, _, _, k1, k2, _, _, _, _, _, _, _, _, _, _, family, _, _, scope, i1, i2, i3, i4] = *head else {
+        return true;
+    };
+    match u16::from_ne_bytes([k1, k2]) {
+        libc::RTM_NEWLINK | libc::RTM_DELLINK => links.contains(&u32::from_ne_bytes([i1, i2, i3, i4])),
+        // Every link has one that is for the link only (fe80::/10); the kernel takes the scope from the address.
+        libc::RTM_NEWADDR | libc::RTM_DELADDR => i32::from(family) != libc::AF_INET6 || scope != libc::RT_SCOPE_LINK,
+        _ => true,
+    }
+}
+
 // Debounce: a new address comes as the old one goes, and both together with changes of the link.
 const SETTLE: Duration = Duration::from_millis(50);
 // Rate limit: a node of a cluster may get many interfaces a second.
 const MIN_INTERVAL: Duration = Duration::from_millis(250);
 // Maximum number of messages read per call; the rest is left for the next call.
 const MAX_CHANGES_PER_CALL: usize = 1024;
+// struct nlmsghdr, and what struct ifinfomsg and struct ifaddrmsg begin with: the index is at the same offset in both.
+const CHANGE_HEAD: usize = 16 + 8;
 
 fn is_reachable(address: &IpAddr) -> bool {
     let is_link_local = match address {
@@ -167,7 +221,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs root and network namespaces"]
-    fn a_change_of_an_interface_or_address_is_heard_once() {
+    fn a_change_is_heard_once_and_only_if_it_may_be_about_an_address() {
         let run = || {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
             let ip = |arguments: &str| {
@@ -175,11 +229,32 @@ mod tests {
                 assert!(status.success(), "ip {arguments}");
             };
             let changes = Changes::listen().unwrap();
-            assert!(!changes.any());
+            let links = || Listing::read(None).unwrap().links;
+            assert!(!changes.any(&links()));
             for change in ["link set lo up", "addr add 192.0.2.1/32 dev lo", "addr del 192.0.2.1/32 dev lo"] {
                 ip(change);
-                assert!(changes.any(), "{change}");
-                assert!(!changes.any());
+                assert!(changes.any(&links()), "{change}");
+                assert!(!changes.any(&links()));
+            }
+            for change in ["link add v1 type veth peer name v2", "link set v1 up", "link set v2 up"] {
+                ip(change);
+                assert!(!changes.any(&links()), "{change}");
+            }
+            ip("addr add fe80::9/64 dev v1 nodad");
+            assert!(!changes.any(&links()), "an address for the link only");
+            for change in [
+                "addr add 192.0.2.1/32 dev v1",
+                "link set v1 down",
+                "addr del 192.0.2.1/32 dev v1",
+                "addr add 198.51.100.1/32 dev v1",
+                "link set v1 up",
+                "addr add 10.0.0.1/32 scope link dev v2",
+                "link del v1",
+            ] {
+                let before = links();
+                changes.any(&before);
+                ip(change);
+                assert!(changes.any(&before), "{change}");
             }
         };
         std::thread::scope(|scope| scope.spawn(run).join()).unwrap();
@@ -206,7 +281,7 @@ mod tests {
 
     #[test]
     fn the_system_can_be_asked() {
-        let addresses = reachable_addresses(None).unwrap();
+        let Listing { addresses, .. } = Listing::read(None).unwrap();
         assert!(addresses.iter().all(|local| is_reachable(&local.address)), "{addresses:?}");
     }
 }

@@ -132,8 +132,20 @@ firewall:
 
     /// Adds a node with a chain of `bridge` and our plugin at `cni_version`.
     pub fn node(&mut self, name: &str, cni_version: &str) -> Node {
-        self.nodes += 1;
         self.world.host(name);
+        self.set_up_node(name, cni_version)
+    }
+
+    /// Like [`Cluster::node`], for the network namespace of the first process, a systemd: there its units run.
+    pub fn node_of_systemd(&mut self, name: &str, cni_version: &str) -> Node {
+        self.world.host_of_init(name);
+        let mut node = self.set_up_node(name, cni_version);
+        node.conf["plugins"][1]["supervisor"] = "systemd".into();
+        node
+    }
+
+    fn set_up_node(&mut self, name: &str, cni_version: &str) -> Node {
+        self.nodes += 1;
         let subnet = format!("10.244.{}.0/24", self.nodes);
         let dir = self.world.dir().join(name);
         std::fs::create_dir_all(dir.join("bin")).expect("a folder for the node");

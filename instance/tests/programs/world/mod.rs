@@ -78,10 +78,22 @@ impl World {
 
     /// Adds a host on the switch and returns its underlay address (192.0.2.0/24).
     pub fn host(&mut self, name: &str) -> Ipv4Addr {
+        let namespace = self.namespace(name);
+        self.connect(&namespace)
+    }
+
+    /// Like [`World::host`], but the host is the network namespace of the first process.
+    pub fn host_of_init(&mut self, name: &str) -> Ipv4Addr {
+        let namespace = self.namespace_of(name);
+        run("ip", &["netns", "attach", &namespace, "1"]);
+        self.namespaces.push(namespace.clone());
+        self.connect(&namespace)
+    }
+
+    fn connect(&mut self, namespace: &str) -> Ipv4Addr {
         self.hosts += 1;
         let address = Ipv4Addr::new(192, 0, 2, self.hosts);
-        let namespace = self.namespace(name);
-        self.attach(&namespace, "eth0", &format!("{address}/24"));
+        self.attach(namespace, "eth0", &format!("{address}/24"));
         address
     }
 
