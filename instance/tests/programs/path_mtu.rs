@@ -198,8 +198,9 @@ fn a_path_that_changes_is_followed_beside_go() {
     site.transfer("a", "b");
     site.set_mtu(1200);
     // The host moves, too: its interface has another address.
-    site.world.run("a", &["ip", "addr", "add", "192.0.2.9/24", "dev", "a0"]);
+    // In this order: with the first address of a network, the kernel deletes the others of that network.
     site.world.run("a", &["ip", "addr", "del", "192.0.2.1/24", "dev", "a0"]);
+    site.world.run("a", &["ip", "addr", "add", "192.0.2.9/24", "dev", "a0"]);
     site.world.run("a", &["ip", "route", "replace", "default", "via", "192.0.2.254"]);
     site.world.ping("a", B, SOON);
     site.until_mtu(1124..=1140, 6 * SECOND);
