@@ -170,8 +170,8 @@ impl Driver {
 
         let seed = Seed::from_os()?;
         let wall = clock::wall();
-        let (node, forwarder) = Node::new(config, wall.at, wall, seed);
-        forwarder.resume(&options.opened_before, wall.at);
+        let (mut node, forwarder) = Node::new(config, wall.at, wall, seed);
+        node.resume_flows(wall.at, &options.opened_before);
         // Boxed because it is large: each move of it would grow a stack for good.
         let node = Box::new(node);
         let shared = Arc::new(Shared::new(forwarder)?);

@@ -56,7 +56,9 @@ use crate::index::LocalIndex;
 use crate::lighthouse::{self, LocalAddress};
 use crate::tunnel::ReservedIndex;
 use crate::wire::header::MessageType;
-use crate::{Config, DropReason, Event, Forwarder, Origin, PacketOwned, Part, Punt, Seed, Transmit, TunnelDownReason};
+use crate::{
+    Config, DropReason, Event, FlowKey, Forwarder, Origin, PacketOwned, Part, Punt, Seed, Transmit, TunnelDownReason,
+};
 
 /// Maps the monotonic clock to the wall clock, for certificates and the handshake's Time field. It is the only place where
 /// wall-clock time enters a node: everything else is an [`Instant`] of the caller's clock.
@@ -244,6 +246,13 @@ impl Node {
         if self.lighthouse.set_local_addresses(addresses) {
             self.paths(self.now).announce();
         }
+    }
+
+    /// Under capture: takes over flows that programs opened before this node started, as an earlier one gave them their
+    /// endpoints, so that the other end may speak first. Flows that are not translated are left out.
+    pub fn resume_flows(&mut self, now: Instant, flows: &[FlowKey]) {
+        self.now = now;
+        self.forwarder.resume(flows, now);
     }
 
     /// Tells the node that the host woke up, or that this process runs again after a stop: peers may have given this
