@@ -12,7 +12,7 @@ use super::{Refused, Value};
 pub struct Operation {
     /// Path of the control socket.
     pub control: ControlPath,
-    /// The socket that tells other programs who has an address.
+    /// The socket where other programs can look up the identity of an overlay address.
     pub whois: Option<Whois>,
     /// Interval at which the configuration's files are checked for changes; `None`: changes wait for SIGHUP.
     pub watch: Option<Duration>,

@@ -34,7 +34,7 @@ pub(crate) enum Command {
     },
     /// List the peers with a tunnel.
     Peers,
-    /// Say who has an overlay address: name, groups and issuer of the certificate that its packets come with.
+    /// Look up the identity of an overlay address: name, groups and issuer of its host's certificate.
     Whois {
         /// `ADDRESS[:PORT]`, as programs print the other end of a connection.
         address: String,

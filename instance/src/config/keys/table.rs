@@ -404,7 +404,7 @@ pub(super) const KEYS: &[Key] = &[
         Text,
         "none",
         OnStart,
-        "unix socket that tells other programs who has an address, and answers nothing else (not in Go): an absolute path",
+        "unix socket where other programs can look up the identity of an overlay address, and nothing else (not in Go): an absolute path",
     ),
     key(
         "daemon.whois_group",

@@ -33,7 +33,7 @@ pub(crate) struct ControlSocket {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Serves {
     Everything,
-    /// Who has an address, for programs that are not this daemon's.
+    /// The identity of an overlay address, for other programs of this host.
     Identities,
 }
 
