@@ -13,7 +13,7 @@ use nix::fcntl::AtFlags;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, setns};
-use nix::sys::stat::{fstatat, stat};
+use nix::sys::stat::{fstat, fstatat, stat};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// A namespace to work in: the caller's own, or one with a path and a known identity.
@@ -198,11 +198,16 @@ impl Presence {
         };
         match found {
             Ok(found) => (found.st_dev, found.st_ino) == *id,
-            // Unknown from here; the plugin stops this program when the namespace is gone.
-            Err(Errno::EACCES) => true,
+            // Behind a folder that only root may search. Who removes the folder, too, ends the namespace, as the node
+            // agent does with an interrupted self-test; otherwise the plugin stops this program.
+            Err(Errno::EACCES) => !self.folder.as_ref().is_some_and(is_removed),
             Err(_) => false,
         }
     }
+}
+
+fn is_removed(folder: &File) -> bool {
+    fstat(folder).is_ok_and(|folder| folder.st_nlink == 0)
 }
 
 /// The process id in `/proc/PID/...`.
@@ -225,6 +230,8 @@ const STACK_BYTES: usize = 64 << 10;
 
 #[cfg(test)]
 mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
     use std::process::Command;
 
     use rustix::thread::CapabilitySet;
@@ -257,6 +264,32 @@ mod tests {
             (before, presence.is_there())
         });
         assert_eq!(looks.join().unwrap(), (true, false));
+    }
+
+    #[test]
+    fn a_namespace_in_a_folder_that_may_not_be_searched_is_gone_with_the_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("closed");
+        let path = folder.join("netns");
+        let mode = |mode| fs::set_permissions(&folder, Permissions::from_mode(mode)).unwrap();
+        fs::create_dir(&folder).unwrap();
+        fs::write(&path, "").unwrap();
+        let presence = Presence::of(Namespace::At { id: identity(&path).unwrap(), path: path.clone() }).unwrap();
+        std::thread::scope(|scope| {
+            let looks = scope.spawn(|| {
+                capabilities::hold(CapabilitySet::empty()).unwrap();
+                mode(0);
+                assert!(presence.is_there(), "whether it is there cannot be known");
+                mode(0o700);
+                fs::remove_file(&path).unwrap();
+                assert!(!presence.is_there(), "it can be searched");
+                mode(0);
+                assert!(presence.is_there(), "not known again");
+                fs::remove_dir(&folder).unwrap();
+                assert!(!presence.is_there(), "the folder is gone");
+            });
+            looks.join().unwrap();
+        });
     }
 
     #[test]

@@ -127,14 +127,19 @@ pub fn end_all(pids: &[i32]) -> usize {
     pids.iter().filter(|pid| kill(Pid::from_raw(**pid), Signal::SIGKILL).is_ok()).count()
 }
 
-/// Kills the instances with this text in their arguments.
-pub fn end_instances(argument: &str) -> usize {
-    end_all(&processes(|dir| {
+/// The instances with this text in their arguments.
+pub fn instances(argument: &str) -> Vec<i32> {
+    processes(|dir| {
         std::fs::read(dir.join("cmdline")).is_ok_and(|line| {
             let line = String::from_utf8_lossy(&line).into_owned();
             line.contains("--launch") && line.contains(argument)
         })
-    }))
+    })
+}
+
+/// Kills them.
+pub fn end_instances(argument: &str) -> usize {
+    end_all(&instances(argument))
 }
 
 pub fn restart_ca(cluster: &mut Cluster) {
