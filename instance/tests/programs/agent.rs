@@ -229,7 +229,10 @@ impl Drop for Prepared {
 #[test]
 #[ignore = "needs root, containerd, the shared CRI tools and a build of the programs"]
 fn a_node_is_made_ready_from_nothing_kept_so_and_uninstalled() {
-    let mut p = Prepared::new();
+    install_keep_and_uninstall(Prepared::new());
+}
+
+pub(crate) fn install_keep_and_uninstall(mut p: Prepared) {
     // The primary comes later.
     let primary = fs::read(p.primary()).expect("the primary");
     fs::remove_file(p.primary()).expect("remove the primary");
@@ -323,10 +326,13 @@ fn a_node_is_made_ready_from_nothing_kept_so_and_uninstalled() {
 #[test]
 #[ignore = "needs root, containerd, the shared CRI tools and a build of the programs"]
 fn an_agent_that_is_killed_at_any_moment_among_changes_leaves_nothing_wrong() {
+    kill_at_any_moment(Prepared::new());
+}
+
+pub(crate) fn kill_at_any_moment(mut p: Prepared) {
     let (kills, seed) = (number("AGENT_KILLS", 12), seed());
     println!("AGENT_KILLS={kills} CHAOS_SEED={seed}");
     let mut random = Random::new(seed);
-    let mut p = Prepared::new();
     let primary: Value = serde_json::from_slice(&fs::read(p.primary()).expect("the primary")).expect("JSON");
     let mut mtu = 1300;
     for _ in 0..kills {

@@ -21,7 +21,7 @@ const SOON: Duration = Duration::from_secs(20);
 const ATTACHED_WITHIN: Duration = Duration::from_secs(5);
 
 /// A node whose containerd first runs without our plugin, and an agent.
-struct Site {
+pub(crate) struct Site {
     agent: Option<Agent>,
     runtime: Runtime,
     node: Node,
@@ -31,7 +31,18 @@ struct Site {
 impl Site {
     fn new() -> Self {
         let mut cluster = Cluster::new();
-        let mut node = cluster.node("n1", "1.0.0");
+        let node = cluster.node("n1", "1.0.0");
+        Self::on(cluster, node)
+    }
+
+    /// Like [`Site::new`], on a node whose first process is a systemd, which runs the instances.
+    pub(crate) fn under_systemd() -> Self {
+        let mut cluster = Cluster::new();
+        let node = cluster.node_of_systemd("n1", "1.0.0");
+        Self::on(cluster, node)
+    }
+
+    fn on(cluster: Cluster, mut node: Node) -> Self {
         // A program of its own, which tests may replace.
         let program = node.dir.join("instance");
         std::fs::copy(binary("nebula-cni-instance"), &program).unwrap();
@@ -153,7 +164,10 @@ impl Drop for Agent {
 #[test]
 #[ignore = "needs root, containerd, the shared CRI tools and a build"]
 fn pods_that_ran_before_the_agent_get_a_tunnel_without_a_restart_and_leave_nothing() {
-    let mut site = Site::new();
+    attach_running_pods(Site::new());
+}
+
+pub(crate) fn attach_running_pods(mut site: Site) {
     let pods = ["web", "db"].map(|name| site.runtime.pod(name));
     let running = |site: &Site| {
         let listed = site.runtime.cri(&["containers"]).unwrap();
@@ -199,7 +213,10 @@ fn pods_that_ran_before_the_agent_get_a_tunnel_without_a_restart_and_leave_nothi
 #[test]
 #[ignore = "needs root, containerd, the shared CRI tools and a build"]
 fn what_a_pod_loses_it_gets_back() {
-    let mut site = Site::new();
+    give_back_what_is_lost(Site::new());
+}
+
+pub(crate) fn give_back_what_is_lost(mut site: Site) {
     site.install();
     let (pod, main, _) = site.runtime.pod("web");
     site.start_agent();
