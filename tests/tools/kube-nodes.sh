@@ -4,6 +4,8 @@
 #   kube-nodes.sh start DIR       prints nothing; DIR/control/admin.kubeconfig is the administrator's
 #   kube-nodes.sh run DIR WORDS   runs a command in the network of the first node, with that kubeconfig
 #   kube-nodes.sh node DIR N WORDS  runs a command as on node N (1 or 2): its network and its files
+#   kube-nodes.sh reboot DIR N    everything on node N ends at once, what is not on its disk is gone, and it starts again; returns
+#                                 when the node is ready
 #   kube-nodes.sh stop DIR
 #
 # Environment: KUBE_BIN, PREFIX (of the names of network namespaces; default kn), IMAGES (archives of mkimage.py; the one
@@ -20,6 +22,18 @@ verb=${1:?}; dir=$(mkdir -p "${2:?}" && cd "$2" && pwd); here=$(cd "$(dirname "$
 prefix=${PREFIX:-kn}
 first_process() { pgrep -P "$(cat "$dir/node$1/cri/pid")"; }
 in_network() { nsenter --net="/run/netns/$prefix$1" "${@:2}"; }
+# The first process of a node, and a kubelet that sees the same processes and files, because it mounts volumes.
+first_up() {
+  local node=$dir/node$1
+  CONTAINERD=$node/containerd CNI_BIN=/opt/cni/bin CNI_CONF=/etc/cni/net.d NODE_NS=$prefix$1 IMAGES="${IMAGES-}" \
+    "$here/cri-up.sh" start "$node/cri" >/dev/null
+  ln -sf run/containerd.sock "$node/cri/containerd.sock"
+  cat > "$node/kube/kubelet" <<C
+#!/bin/bash
+exec nsenter -t $(first_process "$1") --mount --pid bash -c 'cd "\$1" && shift && exec "\$@"' kubelet "\$PWD" "$KUBE_BIN/kubelet" "\$@"
+C
+  chmod 755 "$node/kube/kubelet"
+}
 case $verb in
 start)
   for n in 1 2; do
@@ -44,17 +58,9 @@ C
     chmod 755 "$node/containerd"
     mkdir -p /etc/cni /opt/cni /var/lib/cni
     ln -sf "$(command -v ctr)" "$node/ctr"
-    CONTAINERD=$node/containerd CNI_BIN=/opt/cni/bin CNI_CONF=/etc/cni/net.d NODE_NS=$prefix$n IMAGES="${IMAGES-}" \
-      "$here/cri-up.sh" start "$node/cri" >/dev/null
-    ln -sf run/containerd.sock "$node/cri/containerd.sock"
-    # The kubelet mounts volumes, so it sees the same files as containerd.
     mkdir -p "$node/kube"
     ln -sf "$KUBE_BIN"/kube-* "$node/kube/"
-    cat > "$node/kube/kubelet" <<C
-#!/bin/bash
-exec nsenter -t $(first_process $n) --mount --pid bash -c 'cd "\$1" && shift && exec "\$@"' kubelet "\$PWD" "$KUBE_BIN/kubelet" "\$@"
-C
-    chmod 755 "$node/kube/kubelet"
+    first_up $n
   done
   if [ "${PROXY-}" ]; then
     export PROXY=10.244.0.0/16
@@ -94,6 +100,22 @@ service)
     done
     in_network $n iptables -w -t nat -A POSTROUTING -d "${2%:*}" -p tcp --dport "${2##*:}" -j MASQUERADE
   done ;;
+reboot)
+  n=$1 node=$dir/node$1
+  case $n in
+    1) part=$dir/control name=test-node address=192.0.2.10 ;;
+    2) part=$dir/second name=node2 address=192.0.2.11 ;;
+  esac
+  outer=$(cat "$node/cri/pid")
+  kill -KILL "$(first_process "$n")"
+  for _ in $(seq 50); do kill -0 "$outer" 2>/dev/null || break; sleep 0.1; done
+  # Control groups, containerd's state and the pods' bridge are in memory; the pods' links went with their namespaces.
+  find /sys/fs/cgroup -depth -type d \( -path "*/$name/*" -o -path '*/nebula-cni/pods/*' \) -exec rmdir {} \; 2>/dev/null || true
+  rm -rf "$node/cri/run"
+  in_network "$n" ip link delete cni0
+  IMAGES= first_up "$n"
+  KUBE_BIN=$node/kube NODE_NS=$prefix$n NODE_NAME=$name NODE_IP=$address CRI_SOCKET=$node/cri/run/containerd.sock \
+    "$here/kube-up.sh" kubelet "$part" ;;
 run) KUBECONFIG=$dir/control/admin.kubeconfig exec nsenter --net="/run/netns/${prefix}1" "$@" ;;
 node)
   n=$1; shift
@@ -110,5 +132,5 @@ stop)
     fi
     ip netns del "$prefix$n" 2>/dev/null || true
   done ;;
-*) sed -n '2,19s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+*) sed -n '2,21s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac

@@ -143,11 +143,16 @@ impl Nodes {
 
     /// A pod that sleeps, on a node.
     pub fn pod(&self, namespace: &str, name: &str, node: &str) {
+        self.pod_that_runs(namespace, name, node, &["sleep", "3600"]);
+    }
+
+    /// A pod that runs a command, on a node.
+    pub fn pod_that_runs(&self, namespace: &str, name: &str, node: &str, command: &[&str]) {
         let pod = json!({
             "apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": namespace, "name": name},
             "spec": {"nodeName": node, "terminationGracePeriodSeconds": 0, "automountServiceAccountToken": false,
                      "containers": [{"name": "c", "image": "localhost/busybox:1", "imagePullPolicy": "IfNotPresent",
-                                     "command": ["sleep", "3600"]}]},
+                                     "command": command}]},
         });
         self.apply(&format!("{name}.json"), &pod.to_string());
     }
