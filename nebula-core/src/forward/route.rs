@@ -79,7 +79,7 @@ impl Routes {
     /// If that one is dead, the flow moves to another one and stays there.
     fn choose<'a>(&self, several: &'a [Gateway], flow: &FlowKey, keeps: bool) -> Option<&'a Gateway> {
         // If all are dead, nothing is lost by trying the best ones.
-        let first = several.iter().find(|gateway| gateway.health.is_alive()).or(several.first())?;
+        let first = several.iter().find(|gateway| gateway.health.is_alive()).or_else(|| several.first())?;
         let members = || several.iter().filter(|gateway| gateway.priority == first.priority);
         let alive = || members().filter(|gateway| gateway.health.is_alive());
         let pin = self.pins.of(flow);

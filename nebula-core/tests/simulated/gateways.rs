@@ -89,7 +89,7 @@ impl Site {
         let (start, mut first, mut by) = (self.net.elapsed(), None, Vec::new());
         while self.net.elapsed() < start + time {
             if let Some(number) = self.exchange(port) {
-                first = first.or(Some(self.net.elapsed() - start));
+                first = first.or_else(|| Some(self.net.elapsed() - start));
                 if by.last() != Some(&number) {
                     by.push(number);
                 }

@@ -158,10 +158,10 @@ impl Watch {
     pub(super) fn note_down(&mut self, now: Instant, reason: TunnelDownReason) {
         self.tunnel = None;
         match reason {
-            TunnelDownReason::ClosedByPeer | TunnelDownReason::Dead | TunnelDownReason::CertificateInvalid => {
-                if self.state != GatewayState::Dead {
-                    self.die(now);
-                }
+            TunnelDownReason::ClosedByPeer | TunnelDownReason::Dead | TunnelDownReason::CertificateInvalid
+                if self.state != GatewayState::Dead =>
+            {
+                self.die(now);
             }
             // It is there, or this node had no more use for the tunnel.
             _ if self.state == GatewayState::Healthy => self.enter(now, GatewayState::Untried),
