@@ -309,7 +309,7 @@ fn fingerprints(identity: &Identity) -> [Option<Fingerprint>; 2] {
 pub struct SubnetRoute {
     /// Destinations; the longest prefix that contains an address wins. Own networks take precedence.
     pub network: IpNet,
-    /// Nodes that accept packets for it; each flow stays on one of them while that one has a tunnel.
+    /// Nodes that accept packets for it. Each flow stays on one of them while that one answers.
     pub gateways: Vec<Gateway>,
 }
 
@@ -327,21 +327,29 @@ impl SubnetRoute {
 pub struct Gateway {
     /// Its overlay address.
     pub address: IpAddr,
-    /// Its share of the flows, relative to the weights of the others.
+    /// Its share of the flows, relative to the weights of the others of its priority.
     pub weight: NonZeroU32,
+    /// The gateways of the lowest number of which one answers share all flows.
+    pub priority: u32,
 }
 
 impl Gateway {
-    /// A gateway of weight 1.
+    /// A gateway of weight 1 and priority 0.
     #[must_use]
     pub fn new(address: IpAddr) -> Self {
-        Self { address, weight: NonZeroU32::MIN }
+        Self { address, weight: NonZeroU32::MIN, priority: 0 }
     }
 
     /// The same gateway with another weight.
     #[must_use]
     pub fn weighing(self, weight: NonZeroU32) -> Self {
         Self { weight, ..self }
+    }
+
+    /// The same gateway with another priority.
+    #[must_use]
+    pub fn with_priority(self, priority: u32) -> Self {
+        Self { priority, ..self }
     }
 }
 

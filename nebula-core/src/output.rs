@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use nebula_cert::{Fingerprint, VerifiedCertificate, Version};
 
+use crate::GatewayState;
 use crate::counters::{Direction, DropReason};
 use crate::diagnosis::Attempt;
 use crate::index::{LocalIndex, RelayIndex, RemoteIndex};
@@ -269,6 +270,17 @@ pub enum Event {
         peer: Vec<IpAddr>,
         /// New endpoint.
         endpoint: SocketAddr,
+    },
+    /// Something changed about a gateway of a subnet route with several gateways.
+    Gateway {
+        /// Its overlay address.
+        address: IpAddr,
+        /// What it was.
+        before: GatewayState,
+        /// What it is.
+        state: GatewayState,
+        /// How long it was that.
+        after: Duration,
     },
 }
 

@@ -206,7 +206,16 @@ fn gateway(route: usize, number: usize, item: &Value) -> Result<Gateway, Refused
                 .ok_or_else(|| fail("weight", format!("is not in range (1-{MAX_NUMBER}) : {weight}")))?
         }
     };
-    Ok(Gateway::new(address).weighing(weight))
+    // Not in Go, which ignores it.
+    let priority = match item.at("priority") {
+        None => 0,
+        Some(value) => {
+            let priority = value.int().ok_or_else(|| fail("priority", "is not an integer".to_owned()))?;
+            let in_range = u32::try_from(priority).ok().filter(|priority| i64::from(*priority) <= MAX_NUMBER);
+            in_range.ok_or_else(|| fail("priority", format!("is not in range (0-{MAX_NUMBER}) : {priority}")))?
+        }
+    };
+    Ok(Gateway::new(address).weighing(weight).with_priority(priority))
 }
 
 fn parse_address(text: &str) -> Result<IpAddr, Invalid> {
@@ -234,7 +243,7 @@ mod tests {
     fn every_form_of_a_gateway_is_read() {
         let routes = read(
             "unsafe_routes: [{route: 192.168.1.0/24, via: 10.99.0.2}, {route: 192.168.2.0/24, mtu: 1000, metric: 7, \
-             install: false, via: [{gateway: 10.99.0.2, weight: 10}, {gateway: 10.99.0.3}]}], \
+             install: false, via: [{gateway: 10.99.0.2, weight: 10}, {gateway: 10.99.0.3, priority: 20}]}], \
              routes: [{route: 10.99.0.128/25, mtu: 8000}]",
         )
         .unwrap();
@@ -244,6 +253,8 @@ mod tests {
         assert_eq!((weighted.mtu, weighted.metric, weighted.install), (Some(1000), 7, false));
         let weights: Vec<_> = weighted.route.gateways.iter().map(|gateway| gateway.weight.get()).collect();
         assert_eq!(weights, [10, 1]);
+        let priorities: Vec<_> = weighted.route.gateways.iter().map(|gateway| gateway.priority).collect();
+        assert_eq!(priorities, [0, 20]);
         assert_eq!(routes.own, [OwnRoute { network: "10.99.0.128/25".parse().unwrap(), mtu: 8000 }]);
         assert_eq!(routes.largest_mtu(), 8000);
     }
@@ -288,6 +299,14 @@ mod tests {
             (
                 "unsafe_routes: [{route: 1.0.0.0/8, via: [{gateway: 10.99.0.2, weight: 0}]}]",
                 "entry .weight in tun.unsafe_routes[1].via[1] is not in range (1-2147483647) : 0",
+            ),
+            (
+                "unsafe_routes: [{route: 1.0.0.0/8, via: [{gateway: 10.99.0.2, priority: first}]}]",
+                "entry .priority in tun.unsafe_routes[1].via[1] is not an integer",
+            ),
+            (
+                "unsafe_routes: [{route: 1.0.0.0/8, via: [{gateway: 10.99.0.2, priority: -1}]}]",
+                "entry .priority in tun.unsafe_routes[1].via[1] is not in range (0-2147483647) : -1",
             ),
             (
                 "unsafe_routes: [{route: 10.99.0.0/16, via: 10.99.0.2}]",

@@ -136,6 +136,8 @@ mod tests {
             repairs: Repairs::default().read(),
             peers: Vec::new(),
             more_peers: 0,
+            gateways: Vec::new(),
+            moved_flows: 0,
         };
         lines.make(&reading(20.0), 1000);
         let text = lines.make(&reading(70.0), 1010);

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nebula_cert::{Identity, UnixTime, Version};
-use nebula_core::TunnelStatus;
 use nebula_core::io::{Handle, SocketControl};
+use nebula_core::{GatewayStatus, TunnelStatus};
 
 pub(crate) use handshakes::Handshakes;
 
@@ -96,6 +96,10 @@ struct Reading {
     peers: Vec<TunnelStatus>,
     /// How many more peers there are.
     more_peers: usize,
+    /// Our own: the gateways of the first subnet routes.
+    gateways: Vec<GatewayStatus>,
+    /// Our own gauge: flows that stay where they moved while their own gateway was dead.
+    moved_flows: usize,
 }
 
 impl Metrics {
@@ -180,7 +184,9 @@ impl Metrics {
         let more_peers = peers.len().saturating_sub(MAX_PEERS);
         peers.truncate(MAX_PEERS);
         let (half_open, repairs) = (sizes.half_open, self.repairs.read());
-        Reading { metrics, handshakes, own, half_open, dropped, repairs, peers, more_peers }
+        let gateways = self.handle.gateways(MAX_PEERS);
+        let moved_flows = self.handle.moved_flows();
+        Reading { metrics, handshakes, own, half_open, dropped, repairs, peers, more_peers, gateways, moved_flows }
     }
 }
 

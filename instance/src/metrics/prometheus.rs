@@ -6,7 +6,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use nebula_core::TunnelStatus;
+use nebula_core::{GatewayStatus, TunnelStatus};
 
 use super::{HALF_OPEN, Metrics, REPAIRS, Reading};
 use crate::linux::clock::unix_now;
@@ -156,7 +156,31 @@ fn text(reading: &Reading, names: &Names) -> String {
         let _ = writeln!(out, "{prefix}{REPAIRS}_total{{what=\"{what}\"}} {value}");
     }
     of_peers(&mut out, prefix, reading);
+    of_gateways(&mut out, prefix, reading);
     out
+}
+
+/// Hosts without subnet routes do not report these.
+fn of_gateways(out: &mut String, prefix: &str, reading: &Reading) {
+    if reading.gateways.is_empty() {
+        return;
+    }
+    type Value = fn(&GatewayStatus) -> u64;
+    let metrics: [(&str, Value); 3] = [
+        ("gateway_up", |status| u64::from(status.state.takes_flows())),
+        ("gateway_state_seconds", |status| status.lasts.map_or(0, |lasts| lasts.as_secs())),
+        ("gateway_weight", |status| status.gateway.weight.get().into()),
+    ];
+    for (name, value) in metrics {
+        let _ = writeln!(out, "# TYPE {prefix}{name} gauge");
+        for status in &reading.gateways {
+            let (address, priority) = (status.gateway.address, status.gateway.priority);
+            let network = status.network.trunc();
+            let labels = format!("network=\"{network}\",gateway=\"{address}\",priority=\"{priority}\"");
+            let _ = writeln!(out, "{prefix}{name}{{{labels}}} {}", value(status));
+        }
+    }
+    let _ = writeln!(out, "# TYPE {prefix}moved_flows gauge\n{prefix}moved_flows {}", reading.moved_flows);
 }
 
 fn of_peers(out: &mut String, prefix: &str, reading: &Reading) {
@@ -284,6 +308,8 @@ mod tests {
             repairs: repairs.read(),
             peers: Vec::new(),
             more_peers: 0,
+            gateways: Vec::new(),
+            moved_flows: 0,
         };
         let text = text(&reading, &Names::new("n", "s"));
         for line in [

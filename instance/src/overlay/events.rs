@@ -49,6 +49,9 @@ fn admits(event: &Event) -> bool {
         Event::HandshakeSent { peer, is_repeat: false, .. } => ("Handshake message sent", of(&[*peer], None)),
         Event::HandshakeTimedOut { peer, .. } => ("Handshake timed out", of(&[*peer], None)),
         Event::Roamed { peer, .. } => ("Host roamed to new udp ip/port.", of(peer, None)),
+        Event::Gateway { address, before, state, .. } if before.takes_flows() != state.takes_flows() => {
+            ("Gateway of unsafe routes", of(&[*address], None))
+        }
         Event::HandshakeRefused { from, .. } => {
             let source = log::network_of(from.ip()).to_string();
             return log::admits(Level::ERROR, "Failed to process handshake packet", &source);
@@ -130,6 +133,15 @@ fn log_one(event: &Event) {
         }
         Event::Roamed { peer, endpoint } => {
             tracing::info!(vpnAddrs = ?list(peer), newAddr = %endpoint, "Host roamed to new udp ip/port.");
+        }
+        Event::Gateway { address, before, state, after } if before.takes_flows() != state.takes_flows() => {
+            let vpn = list(&[*address]);
+            if state.takes_flows() {
+                tracing::info!(vpnAddrs = ?vpn, "A gateway of unsafe routes answers reliably and takes new flows again");
+            } else {
+                tracing::warn!(vpnAddrs = ?vpn, before = before.name(), durationNs = nanos(*after),
+                    "A gateway of unsafe routes does not answer; its flows take other gateways");
+            }
         }
         other => tracing::debug!(event = ?other, "Event"),
     }

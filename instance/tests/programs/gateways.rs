@@ -6,9 +6,12 @@
 
 use crate::world;
 
-use std::io::ErrorKind;
-use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -103,6 +106,7 @@ lighthouse: {{am_lighthouse: false, hosts: []}}
 listen: {{host: 0.0.0.0, port: 4242}}
 tun: {{dev: neb0, mtu: 1300, {tun}}}
 firewall: {{inbound: {inbound}, outbound: {outbound}, {firewall}}}
+daemon: {{control_socket: {dir}/{host}.sock}}
 "
         );
         // 1.9 does not support this value.
@@ -436,4 +440,113 @@ fn a_narrow_link_behind_the_gateway_is_found_behind_a_firewall_without_a_rule_fo
     site.world.transfer("c", "n", MACHINE.parse().expect("an address"), 3_000_000);
     let cached = site.must("route", "c", &["ip", "route", "get", MACHINE]);
     assert!(cached.contains("mtu 900"), "{cached}");
+}
+
+/// Streams from `c` to the machine behind the gateways while `disturb` runs. Returns the longest time in
+/// which nothing arrived.
+fn longest_pause(site: &mut Site, disturb: impl FnOnce(&mut Site)) -> Duration {
+    let target: SocketAddr = format!("{MACHINE}:5400").parse().expect("an endpoint");
+    let machine = site.world.namespace_of("n");
+    let (ready, listening) = std::sync::mpsc::channel();
+    let receiver = thread::spawn(move || {
+        enter(&machine);
+        let listener = TcpListener::bind(target).expect("bind");
+        ready.send(()).expect("the test waits");
+        let mut stream = listener.accept().expect("a connection").0;
+        let (mut last, mut longest, mut next, mut buffer) = (Instant::now(), Duration::ZERO, 0_u8, [0; 65536]);
+        loop {
+            let len = stream.read(&mut buffer).expect("the stream goes on");
+            longest = longest.max(last.elapsed());
+            last = Instant::now();
+            if len == 0 {
+                return longest;
+            }
+            for byte in &buffer[..len] {
+                assert_eq!(*byte, next, "a byte of the stream is wrong");
+                next = next.wrapping_add(1);
+            }
+        }
+    });
+    listening.recv_timeout(SOON).expect("it listens");
+    let client = site.world.namespace_of("c");
+    let stop = Arc::new(AtomicBool::new(false));
+    let sender = thread::spawn({
+        let stop = Arc::clone(&stop);
+        move || {
+            enter(&client);
+            let mut stream = TcpStream::connect(target).expect("a connection");
+            // A multiple of 256 bytes, so that each chunk continues the last one.
+            let chunk: Vec<u8> = (0..=255).cycle().take(1024).collect();
+            while !stop.load(Ordering::Relaxed) {
+                stream.write_all(&chunk).expect("the stream goes on");
+                thread::sleep(Duration::from_millis(2));
+            }
+        }
+    });
+    thread::sleep(Duration::from_secs(2));
+    disturb(site);
+    stop.store(true, Ordering::Relaxed);
+    sender.join().expect("the sender ends");
+    receiver.join().expect("the receiver ends")
+}
+
+/// What `nebula ctl gateways` says about a gateway: its state, and how many flows it has.
+fn gateway_of(site: &Site, address: &str) -> (String, u64) {
+    let socket = site.world.dir().join("c.sock");
+    let command = Command::new(ours()).arg("ctl").arg("--socket").arg(socket).args(["gateways", "--json"]).output();
+    let output = command.expect("run nebula ctl");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let answer: serde_json::Value =
+        serde_json::from_str(&text).unwrap_or_else(|_| panic!("{text}{}", String::from_utf8_lossy(&output.stderr)));
+    let all = answer["gateways"].as_array().expect("a list");
+    let found = all.iter().find(|gateway| gateway["gateway"] == address).expect("it is listed");
+    (found["state"].as_str().expect("a state").to_owned(), found["flows"].as_u64().expect("a number"))
+}
+
+/// A stream through a gateway of this program goes on by the other one when the program is killed. The stream then stays
+/// there, also when its own gateway is back.
+fn a_stream_outlives_its_gateway(gateway: &Path, name: &str) {
+    let mut site = Site::new(1);
+    site.add_machine();
+    // As good as every flow takes `g`.
+    let route = via("[{gateway: 10.77.0.2, weight: 2147483647}, {gateway: 10.77.0.3, weight: 1}]");
+    site.start("g", gateway, PLAIN);
+    site.start("h", &ours(), PLAIN);
+    site.start("c", &ours(), Extra { tun: &route, ..PLAIN });
+    site.world.ping("c", "10.77.0.2", SOON);
+    site.world.ping("c", "10.77.0.3", SOON);
+    let mut found = 0;
+    let undisturbed = longest_pause(&mut site, |_| thread::sleep(Duration::from_secs(2)));
+    let pause = longest_pause(&mut site, |site| {
+        assert_eq!(gateway_of(site, "10.77.0.2").0, "healthy");
+        assert!(gateway_of(site, "10.77.0.2").1 > 0, "the stream takes it");
+        site.world.stop("g", Signal::SIGKILL);
+        site.answer_by(3);
+        thread::sleep(Duration::from_secs(5));
+        assert_eq!(gateway_of(site, "10.77.0.2").0, "dead");
+        assert!(gateway_of(site, "10.77.0.3").1 > 0, "the stream takes it");
+        site.start("g", gateway, PLAIN);
+        let end = Instant::now() + Duration::from_secs(30);
+        while gateway_of(site, "10.77.0.2").0 != "healthy" {
+            assert!(Instant::now() < end, "it is not taken back\n{}", site.world.all_logs());
+            thread::sleep(Duration::from_millis(200));
+        }
+        thread::sleep(Duration::from_secs(2));
+        found = gateway_of(site, "10.77.0.3").1;
+    });
+    println!("{name}: the stream paused for {pause:.2?} (undisturbed: {undisturbed:.2?})");
+    assert!(pause < Duration::from_secs(2), "{pause:?}\n{}", site.world.all_logs());
+    assert!(found > 0, "the stream stays on the gateway that it moved to");
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and the Go peers in target/peers"]
+fn a_stream_through_a_killed_gateway_of_ours_goes_on_within_two_seconds() {
+    a_stream_outlives_its_gateway(&ours(), "ours");
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and the Go peers in target/peers"]
+fn a_stream_through_a_killed_gateway_of_go_1_11_goes_on_within_two_seconds() {
+    a_stream_outlives_its_gateway(&go("nebula", "sid"), "Go 1.11");
 }

@@ -87,6 +87,18 @@ impl Conntrack {
         }
     }
 
+    /// Calls `look` for every flow. Locks one part of the table after the other, so this is not for the packet path.
+    pub(crate) fn each_flow(&self, mut look: impl FnMut(&FlowKey)) {
+        self.shards.iter().for_each(|shard| lock(shard).flows().for_each(&mut look));
+    }
+
+    /// Whether a flow is tracked that all gateways of this subnet route share.
+    pub(crate) fn is_shared_flow(&self, flow: &FlowKey, network: IpNet) -> bool {
+        let owner = self.shared_owner(network);
+        let hash = self.hash(flow) ^ owner;
+        lock(&self.shards[(hash >> 60) as usize % SHARDS]).find(hash, flow, owner).is_some()
+    }
+
     /// Forgets all flows with a peer.
     pub(crate) fn forget(&self, peer: IpAddr) {
         for shard in &self.shards {
@@ -125,8 +137,14 @@ impl Conntrack {
         match peer.route {
             None => Owner { owner: name, rights },
             // The gateways share the flow, but each is evaluated by its own certificate.
-            Some(network) => Owner { owner: keyed(route_digest(network), [a, b]), rights: fold(name ^ a, rights ^ b) },
+            Some(network) => Owner { owner: self.shared_owner(network), rights: fold(name ^ a, rights ^ b) },
         }
+    }
+
+    fn shared_owner(&self, network: IpNet) -> u64 {
+        let [a, b, ..] = self.keys;
+        let [high, low] = route_digest(network);
+        fold(high ^ a, low ^ b)
     }
 
     /// An unexpired flow with `peer`, and whether the rules and rights that last allowed it are unchanged. This does

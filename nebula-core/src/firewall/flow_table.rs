@@ -46,6 +46,11 @@ impl FlowTable {
         &self.entries[at.0 as usize]
     }
 
+    /// All flows, in no order.
+    pub(super) fn flows(&self) -> impl Iterator<Item = &FlowKey> {
+        self.slots.iter().filter_map(|slot| Some(&self.entries[slot.checked_sub(1)? as usize].flow))
+    }
+
     /// The oldest entry of each class.
     pub(super) fn oldest(&self) -> impl Iterator<Item = At> {
         self.classes.iter().filter_map(List::oldest)

@@ -70,7 +70,7 @@ impl Forwarder {
     /// Returns the reason why such a packet would be dropped.
     pub(crate) fn explain_route(&self, flow: &FlowKey) -> Result<Route, DropReason> {
         let snapshot = self.snapshot.load();
-        let hop = outbound::route(&snapshot, flow)?;
+        let hop = outbound::route(&snapshot, flow, false)?;
         let subnet = if snapshot.routes.is_overlay(flow.remote) { None } else { snapshot.routes.subnet(flow.remote) };
         Ok(Route { peer: hop.peer, subnet, others: hop.others().collect() })
     }

@@ -10,6 +10,7 @@ use arc_swap::ArcSwap;
 use ipnet::IpNet;
 
 use super::Lane;
+use super::gateways::Health;
 use super::route::Routes;
 use crate::Config;
 use crate::capture::{Current, Directory, Pass, Translations};
@@ -85,7 +86,7 @@ impl Forwarder {
         Self {
             tunnels: TunnelTable::new(key[0]),
             relays: RelayTable::default(),
-            snapshot: ArcSwap::from_pointee(Snapshot::new(local, None, 1)),
+            snapshot: ArcSwap::from_pointee(Snapshot::new(local, None, 1, None)),
             conntrack,
             translations,
             is_hold_full: AtomicBool::new(false),
@@ -111,7 +112,7 @@ impl Forwarder {
         self.translations.set_max_flows(local.firewall.max_flows);
         let old = self.snapshot.load();
         let generation = old.filter.generation().wrapping_add(1);
-        self.snapshot.store(Arc::new(Snapshot::new(local, old.capture.clone(), generation)));
+        self.snapshot.store(Arc::new(Snapshot::new(local, old.capture.clone(), generation, Some(&old.routes))));
     }
 
     /// Replaces what is known about the cluster. Known flows are checked again with their next packet.
@@ -131,8 +132,42 @@ impl Forwarder {
     /// Replaces the networks behind other nodes. Keeps rules and known flows, so it is cheap enough to be called often.
     pub(crate) fn set_subnets(&self, networks: &[IpNet], subnets: &[SubnetRoute]) {
         let old = self.snapshot.load();
-        self.snapshot
-            .store(Arc::new(Snapshot { routes: Arc::new(Routes::new(networks, subnets)), ..Snapshot::clone(&old) }));
+        let routes = Arc::new(Routes::new(networks, subnets, Some(&old.routes)));
+        self.snapshot.store(Arc::new(Snapshot { routes, ..Snapshot::clone(&old) }));
+    }
+
+    /// The gateways of subnet routes with several gateways.
+    pub(crate) fn shared_gateways(&self) -> BTreeMap<IpAddr, Arc<Health>> {
+        self.snapshot.load().routes.shared_gateways().clone()
+    }
+
+    /// Forgets the moved flows that are over, and those whose gateway is dead: with their next packet they get another.
+    pub(crate) fn expire_moved_flows(&self) {
+        let routes = Arc::clone(&self.snapshot.load().routes);
+        let is_alive = |gateway| routes.shared_gateways().get(&gateway).is_some_and(|health| health.is_alive());
+        let is_known = |flow: &FlowKey| {
+            routes.subnet(flow.remote).is_some_and(|network| self.conntrack.is_shared_flow(flow, network))
+        };
+        routes.pins().retain(|flow, gateway| is_alive(gateway) && is_known(flow));
+    }
+
+    /// Number of tracked flows by subnet route and gateway, for routes with several gateways. Slow, for people.
+    #[must_use]
+    pub fn flows_by_gateway(&self) -> BTreeMap<(IpNet, IpAddr), usize> {
+        let routes = Arc::clone(&self.snapshot.load().routes);
+        let mut count = BTreeMap::new();
+        self.conntrack.each_flow(|flow| {
+            if let Some((network, gateway)) = routes.shared_gateway_of(flow) {
+                *count.entry((network, gateway)).or_default() += 1;
+            }
+        });
+        count
+    }
+
+    /// Number of flows that stay on a gateway which their hash does not select.
+    #[must_use]
+    pub fn moved_flows(&self) -> usize {
+        self.snapshot.load().routes.pins().len()
     }
 
     /// A lane for one thread.
@@ -192,12 +227,12 @@ impl Forwarder {
 }
 
 impl Snapshot {
-    fn new(local: LocalPolicy, capture: Option<Current>, generation: u32) -> Self {
+    fn new(local: LocalPolicy, capture: Option<Current>, generation: u32, old: Option<&Routes>) -> Self {
         Self {
             capture,
             drop_local_broadcast: local.drop_local_broadcast,
             drop_multicast: local.drop_multicast,
-            routes: Arc::new(Routes::new(&local.networks, &local.subnets)),
+            routes: Arc::new(Routes::new(&local.networks, &local.subnets, old)),
             filter: Arc::new(Filter::new(&local.firewall, &local.networks, &local.unsafe_networks, generation)),
         }
     }

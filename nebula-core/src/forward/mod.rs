@@ -11,6 +11,7 @@ mod echo;
 mod explain;
 mod fit;
 mod forwarder;
+mod gateways;
 mod inbound;
 mod lane;
 mod layout;
@@ -39,6 +40,7 @@ pub use echo::echo_reply;
 pub use explain::{Capture, Route};
 pub use forwarder::Forwarder;
 pub(crate) use forwarder::LocalPolicy;
+pub(crate) use gateways::Health;
 pub use lane::Lane;
 #[cfg(feature = "io")]
 pub(crate) use segment::cut_delivery;

@@ -8,14 +8,14 @@ use super::fit;
 use super::forwarder::Snapshot;
 use super::reject::{self, MAX_ANSWERS, Meaning};
 use super::rewrite::{rewrite, rewrite_quoted};
-use super::route::NextHop;
+use super::route::{NextHop, Other};
 use super::seal::seal;
 use super::segment::Plan;
 use super::{Forwarder, Lane, Offload};
 use crate::capture::Translation;
 use crate::counters::{Counter, Direction};
 use crate::firewall::Firewall;
-use crate::tunnel::{Lookup, TunnelTable};
+use crate::tunnel::Lookup;
 use crate::wire::icmp;
 use crate::wire::ip::{FlowKey, Packet};
 use crate::{DropReason, PacketOwned, Punt, Verdict};
@@ -128,10 +128,10 @@ pub(super) fn carry(
             &about
         }
     };
-    let hop = route(snapshot, flow)?;
+    let hop = route(snapshot, flow, true)?;
     let mut lookup = lane.last_tunnel.look_up(&forwarder.tunnels, hop.peer);
     if lookup.tunnel().is_none() {
-        lookup = find_other(&forwarder.tunnels, lane, now, &hop);
+        lookup = find_other(forwarder, snapshot, lane, now, (flow, &hop));
     }
     let tunnel = lookup.tunnel().ok_or(Stop::NoTunnel(hop.peer))?;
     let firewall = Firewall { filter: &snapshot.filter, conntrack: &forwarder.conntrack };
@@ -169,7 +169,8 @@ pub(super) fn carry(
     Ok(Verdict::Transmit)
 }
 
-pub(super) fn route<'a>(snapshot: &'a Snapshot, flow: &FlowKey) -> Result<NextHop<'a>, DropReason> {
+/// `keeps`: see [`Routes::next_hop`](super::route::Routes::next_hop).
+pub(super) fn route<'a>(snapshot: &'a Snapshot, flow: &FlowKey, keeps: bool) -> Result<NextHop<'a>, DropReason> {
     let destination = flow.remote;
     if snapshot.drop_local_broadcast && snapshot.routes.is_broadcast(destination) {
         return Err(DropReason::Broadcast);
@@ -180,21 +181,34 @@ pub(super) fn route<'a>(snapshot: &'a Snapshot, flow: &FlowKey) -> Result<NextHo
     if snapshot.drop_multicast && destination.is_multicast() {
         return Err(DropReason::Broadcast);
     }
-    snapshot.routes.next_hop(flow).ok_or(DropReason::NoRoute)
+    snapshot.routes.next_hop(flow, keeps).ok_or(DropReason::NoRoute)
 }
 
-/// Finds another gateway that has a tunnel, in the order of the configuration. Requests connections to the chosen
-/// gateway and to those found without a tunnel, so that flows return to their own gateway.
+/// Finds another gateway that has a tunnel, in the order of the configuration; the flow stays there. Requests
+/// connections to the chosen gateway and to those found without a tunnel.
 #[cold]
-fn find_other(tunnels: &TunnelTable, lane: &mut Lane, now: Instant, hop: &NextHop<'_>) -> Lookup {
-    for other in hop.others() {
-        let lookup = lane.last_tunnel.look_up(tunnels, other);
+fn find_other(
+    forwarder: &Forwarder,
+    snapshot: &Snapshot,
+    lane: &mut Lane,
+    now: Instant,
+    (flow, hop): (&FlowKey, &NextHop<'_>),
+) -> Lookup {
+    for Other { address, may_carry, keeps } in hop.fallbacks() {
+        let lookup = lane.last_tunnel.look_up(&forwarder.tunnels, address);
+        let is_there = lookup.tunnel().is_some();
+        if is_there && !may_carry {
+            continue;
+        }
         // If no gateway has a tunnel, the punted packet itself requests the chosen one.
-        let missing = if lookup.tunnel().is_some() { hop.peer } else { other };
+        let missing = if is_there { hop.peer } else { address };
         if lane.connects.admits(missing, now) {
             lane.punt(Punt::Connect { peer: missing });
         }
-        if lookup.tunnel().is_some() {
+        if is_there {
+            if keeps {
+                snapshot.routes.pins().set(flow, address);
+            }
             return lookup;
         }
     }

@@ -7,6 +7,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
 use nebula_cert::VerifiedCertificate;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
@@ -27,7 +28,8 @@ use crate::io::{Bypass, Tun, TunOffloads, UdpSocket, clock};
 use crate::tunnel::LocalIndex;
 use crate::wire::ip::FlowKey;
 use crate::{
-    Config, Event, FlowTrace, NoRandomness, Node, Part, RelayStatus, Seed, TableSizes, TunnelStatus, Whereabouts,
+    Config, Event, FlowTrace, GatewayStatus, NoRandomness, Node, Part, RelayStatus, Seed, TableSizes, TunnelStatus,
+    Whereabouts,
 };
 
 // Address space only: just the pages that are used cost memory.
@@ -353,6 +355,24 @@ impl Handle {
     #[must_use]
     pub fn table_sizes(&self) -> TableSizes {
         self.with_node(|node, _| node.table_sizes()).unwrap_or_default()
+    }
+
+    /// See [`crate::Node::gateways`]; empty if the driver has ended.
+    #[must_use]
+    pub fn gateways(&self, limit: usize) -> Vec<GatewayStatus> {
+        self.with_node(move |node, _| node.gateways(limit)).unwrap_or_default()
+    }
+
+    /// See [`crate::Forwarder::flows_by_gateway`].
+    #[must_use]
+    pub fn flows_by_gateway(&self) -> BTreeMap<(IpNet, IpAddr), usize> {
+        self.shared.forwarder.flows_by_gateway()
+    }
+
+    /// See [`crate::Forwarder::moved_flows`].
+    #[must_use]
+    pub fn moved_flows(&self) -> usize {
+        self.shared.forwarder.moved_flows()
     }
 
     /// See [`crate::Node::handshaking`].

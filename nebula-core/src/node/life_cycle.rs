@@ -257,6 +257,7 @@ impl Node {
             self.renew_kept(&peer);
             peer.iter().for_each(|address| self.hops.disestablish(*address, &self.tunnels));
             self.server.forget(&peer);
+            self.note_gateway_down(self.now, &peer, reason);
         }
         if gone && peer.iter().any(|address| self.config.is_lighthouse(*address)) {
             match reason {

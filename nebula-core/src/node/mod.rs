@@ -7,10 +7,11 @@
 //! - What starts handshakes or ends tunnels is a method of [`Node`]: `handshakes`, `life_cycle`, and the first block of
 //!   the files above. These call each other in circles, as the protocol does: a handshake asks the lighthouses for an
 //!   endpoint, and asking them may take a handshake.
-//!   `warm` is another of them: it keeps tunnels that nobody uses.
+//!   `warm` is another of them: it keeps tunnels that nobody uses; and `gateways`, which decides which gateways take flows.
 //! - `inspect` has the read-only views.
 
 mod confirmation;
+mod gateways;
 mod handshakes;
 mod held;
 mod hops;
@@ -35,6 +36,8 @@ use nebula_cert::UnixTime;
 use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
 
+use self::gateways::Gateways;
+pub use self::gateways::{GatewayState, GatewayStatus};
 use self::held::Held;
 use self::hops::Hops;
 pub use self::inspect::{
@@ -117,6 +120,7 @@ pub struct Node {
     outbox: Outbox,
     held: Held,
     warm: Warm,
+    gateways: Gateways,
     forwarder: Arc<Forwarder>,
 }
 
@@ -153,6 +157,7 @@ impl Node {
             outbox: Outbox::new(Arc::clone(&forwarder)),
             held: Held::default(),
             warm: Warm::default(),
+            gateways: Gateways::default(),
             forwarder: Arc::clone(&forwarder),
         };
         node.forwarder.set_directory(node.config.capture.clone());
@@ -160,6 +165,7 @@ impl Node {
         if !node.config.keep.is_empty() {
             node.apply_kept(now);
         }
+        node.apply_gateways(now);
         (node, forwarder)
     }
 
@@ -294,6 +300,7 @@ impl Node {
                 Part::Identity | Part::Firewall => self.forwarder.set_policy((&self.config).into()),
                 Part::Subnets => {
                     self.forwarder.set_subnets(self.config.identity.primary().networks(), &self.config.subnets);
+                    self.apply_gateways(now);
                 }
                 Part::StaticHosts => self.retry_where_endpoints_changed(&old.static_hosts),
                 Part::Relay => self.apply_relay_settings(now),
@@ -382,6 +389,7 @@ impl Node {
             Due::LighthouseUpdate => self.update_lighthouses(now),
             Due::HolePunch => self.punch_due(now),
             Due::Warm => self.keep_warm(now),
+            Due::Gateways => self.look_at_gateways(now),
             Due::Held => self.held_due(now),
             Due::Housekeeping => self.housekeeping(now),
         }

@@ -17,6 +17,8 @@ pub(super) enum Due {
     PathMtu(LocalIndex),
     /// Look after the tunnels that are kept.
     Warm,
+    /// Look at the gateways of subnet routes.
+    Gateways,
     /// Tell the lighthouses where this node is.
     LighthouseUpdate,
     /// The next scheduled hole punch.

@@ -19,6 +19,7 @@ mod firewall;
 mod flow_identity;
 mod forged_first_messages;
 mod fragments;
+mod gateways;
 mod handshake_flood;
 mod handshake_race;
 mod handshake_retries;

@@ -34,6 +34,8 @@ pub(crate) enum Command {
     },
     /// List the peers with a tunnel.
     Peers,
+    /// List the gateways of unsafe routes: which of them take flows, and how many.
+    Gateways,
     /// Look up the identity of an overlay address: name, groups and issuer of its host's certificate.
     Whois {
         /// `ADDRESS[:PORT]`, as programs print the other end of a connection.
@@ -90,6 +92,7 @@ impl Command {
             Self::Doctor => json!({"command": "doctor"}),
             Self::Why { peer } => json!({"command": "why", "peer": peer}),
             Self::Peers => json!({"command": "peers"}),
+            Self::Gateways => json!({"command": "gateways"}),
             Self::Whois { address } => json!({"command": "whois", "address": address}),
             Self::Tunnel { peer } => json!({"command": "tunnel", "peer": peer}),
             Self::Close { peer, quietly } => json!({"command": "close", "peer": peer, "quietly": quietly}),

@@ -12,6 +12,7 @@ pub(crate) fn readable(command: &Command, answer: &Value, findings: &[Finding]) 
         Command::Doctor => diagnosis(findings),
         Command::Why { .. } => doctor::state(answer) + &diagnosis(findings),
         Command::Peers => peers(answer),
+        Command::Gateways => gateways(answer),
         Command::Whois { .. } => identity(answer),
         Command::Tunnel { .. } => tunnel(answer),
         Command::Close { .. } => format!("closed {} tunnel(s)\n", show(&answer["closed"])),
@@ -98,6 +99,25 @@ fn peers(answer: &Value) -> String {
         text += &format!("handshaking with {}\n", list(&answer["handshaking"]));
     }
     text
+}
+
+fn gateways(answer: &Value) -> String {
+    let rows = items(&answer["gateways"]).iter().map(|gateway| {
+        [
+            show(&gateway["network"]),
+            show(&gateway["gateway"]),
+            show(&gateway["priority"]),
+            show(&gateway["weight"]),
+            show(&gateway["state"]),
+            gateway["state_seconds"].as_i64().map_or_else(|| "-".to_owned(), span),
+            show(&gateway["flows"]),
+        ]
+    });
+    let text = table(["NETWORK", "GATEWAY", "PRIORITY", "WEIGHT", "STATE", "FOR", "FLOWS"], rows);
+    text + &match answer["moved_flows"].as_u64() {
+        Some(moved @ 1..) => format!("{moved} flow(s) stay where they moved while their own gateway was dead\n"),
+        _ => String::new(),
+    }
 }
 
 fn way(tunnel: &Value) -> String {

@@ -162,7 +162,9 @@ fn of_field(name: &str) -> Value {
         "mtu" | "metric" => json!({"type": ["integer", "string"], "minimum": 0}),
         "install" => json!({"type": ["boolean", "string", "integer"]}),
         "via" => {
-            let gateway = json!({"type": "object", "required": ["gateway"]});
+            let number = |least: u32| json!({"type": ["integer", "string"], "minimum": least});
+            let gateway = json!({"type": "object", "required": ["gateway"], "properties":
+                {"gateway": {"type": "string"}, "weight": number(1), "priority": number(0)}});
             json!({"anyOf": [{"type": "string"}, {"type": "array", "items": gateway}]})
         }
         _ => json!({"type": "string"}),

@@ -221,7 +221,8 @@ pub(super) const KEYS: &[Key] = &[
         Entries(&["route", "via", "mtu", "metric", "install"]),
         "[]",
         OnReload,
-        "networks behind other hosts, and by which hosts",
+        "networks behind other hosts, and by which hosts: `via` is an address, or a list of maps: gateway, weight, priority \
+         (not in Go, which ignores it)",
     ),
     key(
         "tun.use_system_route_table",

@@ -1,14 +1,17 @@
 //! Turns what the node reports into JSON answers.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
+use ipnet::IpNet;
 use nebula_cert::{Certificate, UnixTime};
 use nebula_core::FlowKey;
+use nebula_core::config::Gateway;
 use nebula_core::counters::Direction;
 use nebula_core::firewall::{Cidr, NearMiss, Policy, PortRange, Protocol, Rule};
 use nebula_core::forward::Capture;
 use nebula_core::lighthouse::KnownEndpoints;
-use nebula_core::{DropReason, FlowTrace, Outcome, TunnelStatus, Whereabouts};
+use nebula_core::{DropReason, FlowTrace, GatewayStatus, Outcome, TunnelStatus, Whereabouts};
 use serde_json::{Value, json};
 
 pub(super) fn texts<T: ToString>(items: impl IntoIterator<Item = T>) -> Value {
@@ -37,6 +40,21 @@ pub(super) fn tunnel(tunnel: &TunnelStatus) -> Value {
     })
 }
 
+/// `flows` are those of routes with several gateways.
+pub(super) fn gateway(status: &GatewayStatus, flows: &BTreeMap<(IpNet, IpAddr), usize>) -> Value {
+    let Gateway { address, weight, priority, .. } = status.gateway;
+    let network = status.network.trunc();
+    json!({
+        "network": network.to_string(),
+        "gateway": address.to_string(),
+        "priority": priority,
+        "weight": weight,
+        "state": status.state.name(),
+        "state_seconds": status.lasts.map(|lasts| lasts.as_secs()),
+        "flows": status.lasts.map(|_| flows.get(&(network, address)).copied().unwrap_or(0)),
+    })
+}
+
 pub(super) fn certificate(certificate: &Certificate, now: UnixTime) -> Value {
     let mut document = certificate.to_json();
     document["secondsLeft"] = (certificate.not_after() - now).into();
@@ -47,7 +65,7 @@ pub(super) fn certificate(certificate: &Certificate, now: UnixTime) -> Value {
 pub(super) fn identity(certificate: &Certificate, is_own: bool) -> Value {
     json!({
         "name": certificate.name(),
-        "addresses": texts(certificate.networks().iter().map(ipnet::IpNet::addr)),
+        "addresses": texts(certificate.networks().iter().map(IpNet::addr)),
         "groups": certificate.groups(),
         "issuer": text(certificate.issuer()),
         "fingerprint": certificate.fingerprint().to_string(),

@@ -206,6 +206,7 @@ impl Sources<'_> {
             "in_overlay": networks.iter().any(|network| network.contains(&peer)),
             "own_address": networks.iter().any(|network| network.addr() == peer),
             "gateways": texts(&gateways),
+            "gateway_states": self.gateway_states(),
             "configured": settings.static_hosts.entries.contains_key(&peer),
             "connected": !tunnels.is_empty(),
             "tunnels": told_tunnels.collect::<Value>(),
@@ -265,8 +266,10 @@ impl Sources<'_> {
 
     /// For each unsafe route, reports whether the certificates of its gateways cover the network.
     fn unsafe_routes(&self, tunnels: &[TunnelStatus]) -> Value {
+        let states = self.gateway_states();
         let told = self.settings.tun.routes.subnets.iter().take(MAX_ROUTES).map(|subnet| {
             let network = subnet.route.network;
+            let is_shared = subnet.route.gateways.len() > 1;
             let gateways = subnet.route.gateways.iter().map(|gateway| {
                 let tunnel = tunnels.iter().find(|tunnel| tunnel.peer.contains(&gateway.address));
                 let certificate = tunnel.and_then(|tunnel| self.handle.certificate(tunnel.local_index));
@@ -274,12 +277,20 @@ impl Sources<'_> {
                     "address": gateway.address.to_string(),
                     "name": tunnel.map(|tunnel| &tunnel.name),
                     "connected": tunnel.is_some(),
+                    "state": if is_shared { states[gateway.address.to_string()].clone() } else { Value::Null },
                     "covered": certificate.map(|it| it.unsafe_networks().iter().any(|net| net.contains(&network))),
                 })
             });
             json!({"network": network.to_string(), "gateways": gateways.collect::<Value>()})
         });
         told.collect()
+    }
+
+    /// State of each gateway by its address.
+    fn gateway_states(&self) -> Value {
+        let all = self.handle.gateways(MAX_ROUTES);
+        let told = all.iter().map(|status| (status.gateway.address.to_string(), status.state.name().into()));
+        Value::Object(told.collect())
     }
 
     /// The underlay route of each live tunnel, with its MTU and the tunnel's overhead.

@@ -13,6 +13,7 @@ use crate::config::LogLevel;
 pub(crate) enum Request {
     Status,
     Peers,
+    Gateways,
     Tunnel { peer: String },
     Close { peer: String, quietly: bool },
     Query { peer: String },
@@ -37,6 +38,7 @@ impl Request {
         match needed("command")? {
             "status" => Ok(Self::Status),
             "peers" => Ok(Self::Peers),
+            "gateways" => Ok(Self::Gateways),
             "tunnel" => Ok(Self::Tunnel { peer: peer()? }),
             "close" => Ok(Self::Close { peer: peer()?, quietly: object.get("quietly") == Some(&Value::Bool(true)) }),
             "query" => Ok(Self::Query { peer: peer()? }),

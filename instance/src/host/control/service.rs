@@ -45,6 +45,7 @@ impl ControlService {
         match request {
             Request::Status => Ok(self.status()),
             Request::Peers => Ok(self.peers()),
+            Request::Gateways => Ok(self.gateways()),
             Request::Tunnel { peer } => self.tunnel(&peer),
             Request::Close { peer, quietly } => self.close(&peer, quietly),
             Request::Query { peer } => self.query(&peer),
@@ -116,6 +117,14 @@ impl ControlService {
             "more": more,
             "handshaking": texts(self.handle.handshaking()),
         })
+    }
+
+    /// The gateways of subnet routes, those learnt from the kernel included.
+    fn gateways(&self) -> Value {
+        let flows = self.handle.flows_by_gateway();
+        let told = self.handle.gateways(MAX_GATEWAYS);
+        let told = told.iter().map(|status| answer::gateway(status, &flows));
+        json!({"gateways": told.collect::<Value>(), "moved_flows": self.handle.moved_flows()})
     }
 
     fn tunnel(&self, peer: &str) -> Answered {
@@ -248,5 +257,6 @@ impl ControlService {
 
 // Keeps an answer below a few MiB.
 const MAX_PEERS: usize = 10_000;
+const MAX_GATEWAYS: usize = 10_000;
 const QUERY_POLL_INTERVAL: Duration = Duration::from_millis(50);
 const MAX_QUERY_POLLS: u32 = 40;

@@ -24,7 +24,11 @@ pub(super) fn findings(facts: &Value, peer: &Value) -> Vec<Finding> {
     if !is_overlay {
         let gateways = texts(&peer["gateways"]);
         let advice = format!("`nebula ctl why {}` says whether the gateway can be reached.", gateways.join(" or "));
-        let cause = format!("it is behind {} (tun.unsafe_routes)", gateways.join(", "));
+        let named = gateways.iter().map(|gateway| match peer["gateway_states"][gateway].as_str() {
+            Some(state) => format!("{gateway} ({state})"),
+            None => gateway.clone(),
+        });
+        let cause = format!("it is behind {} (tun.unsafe_routes)", named.collect::<Vec<_>>().join(", "));
         return vec![Finding::warning("behind_gateway", about, cause, &advice)];
     }
     let mut found: Vec<_> = kernel_route(facts, peer).into_iter().collect();
@@ -311,6 +315,15 @@ pub(super) fn unsafe_routes(facts: &Value) -> Vec<Finding> {
     let mut found = Vec::new();
     for route in list(&facts["unsafe_routes"]) {
         let network = text(&route["network"]);
+        for gateway in list(&route["gateways"]).iter().filter(|gateway| gateway["state"] == "dead") {
+            let address = text(&gateway["address"]);
+            found.push(Finding::warning(
+                "gateway_dead",
+                format!("the network {network}"),
+                format!("its gateway {address} does not answer; flows take the other gateways"),
+                &format!("`nebula ctl why {address}` says whether it can be reached."),
+            ));
+        }
         for gateway in list(&route["gateways"]).iter().filter(|gateway| gateway["covered"] == false) {
             let (address, name) = (text(&gateway["address"]), text(&gateway["name"]));
             found.push(Finding::error(

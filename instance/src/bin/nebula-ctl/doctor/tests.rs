@@ -216,6 +216,10 @@ causes! {
         with(facts(), "/doubles", json!([{"peer": "10.42.0.9", "turns": 2,
             "endpoints": ["192.0.2.9:1", "192.0.2.8:1"]}]))
         => "duplicate_address", ["192.0.2.9:1 and 192.0.2.8:1"];
+    gateway_that_does_not_answer:
+        with(facts(), "/unsafe_routes", json!([{"network": "192.168.7.0/24", "gateways": [
+            {"address": "10.42.0.9", "name": null, "connected": false, "state": "dead", "covered": null}]}]))
+        => "gateway_dead", ["10.42.0.9", "the other gateways"];
     gateway_without_the_network_in_its_certificate:
         with(facts(), "/unsafe_routes", json!([{"network": "192.168.7.0/24", "gateways": [
             {"address": "10.42.0.9", "name": "gw", "connected": true, "covered": false}]}]))
