@@ -2,6 +2,7 @@
 #![warn(missing_docs)]
 
 mod net;
+pub mod proxy_header;
 pub mod stack;
 pub mod tcp;
 
