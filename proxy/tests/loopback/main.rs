@@ -1,6 +1,10 @@
 //! Programs on loopback that use two running proxies, one at either end of the overlay.
 
-#![allow(clippy::disallowed_methods, reason = "a test reads the clock")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test ends at the first surprise, and reads the clock"
+)]
 
 mod world;
 
