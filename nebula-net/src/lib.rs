@@ -2,8 +2,11 @@
 #![warn(missing_docs)]
 
 mod net;
+pub mod proxy_header;
 pub mod stack;
 pub mod tcp;
+#[cfg(feature = "tower")]
+pub mod tower;
 
 pub use net::{
     BlockingListener, BlockingNet, BlockingStream, Builder, Net, StartError, TcpListener, TcpStream, UdpSocket,

@@ -51,6 +51,11 @@ impl Parsed {
         self.values.iter().rev().find(|(known, _)| *known == name).map(|(_, value)| value.as_str())
     }
 
+    /// All values of a flag that may be given several times, in their order.
+    pub fn values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+        self.values.iter().filter(move |(known, _)| *known == name).map(|(_, value)| value.as_str())
+    }
+
     /// Whether a boolean flag is on.
     #[must_use]
     pub fn is_set(&self, name: &str) -> bool {
@@ -139,6 +144,13 @@ mod tests {
         for line in ["-config a", "--config a", "-config=a", "--config=a", "-config b -config a"] {
             assert_eq!(words(line).unwrap().value("config"), Some("a"), "{line}");
         }
+    }
+
+    #[test]
+    fn values_of_a_repeated_flag_keep_their_order() {
+        let parsed = words("-config b -test -config=a").unwrap();
+        assert_eq!(parsed.values("config").collect::<Vec<_>>(), ["b", "a"]);
+        assert_eq!(parsed.values("other").count(), 0);
     }
 
     #[test]

@@ -114,7 +114,11 @@ impl Loaded {
         if errors > 0 { Err(Error::Reported) } else { Ok(()) }
     }
 
-    fn settings(&self) -> Result<Settings, Error> {
+    /// Reads all settings and reports everything that there is to say about them.
+    ///
+    /// # Errors
+    /// Returns an error if the node could not start with them; the reasons have been reported.
+    pub fn settings(&self) -> Result<Settings, Error> {
         let report = Report::new(&self.path);
         let read = Settings::read(&self.tree, unix_now());
         let remarks = read.as_ref().map_or_else(|refusals| &refusals.remarks, |settings| &settings.remarks);
@@ -276,10 +280,7 @@ fn open(settings: &Settings, listen: SocketAddr, repairs: &Arc<Repairs>) -> Resu
             Error::Start { message: "Failed to get a tun/tap device", cause }
         })?)
     };
-    let udp = |error: std::io::Error| Error::Start {
-        message: "Failed to open udp listener",
-        cause: format!("unable to bind to socket: {} ({listen}){}", errno::text(&error), bind_hint(&error, listen)),
-    };
+    let udp = |error: std::io::Error| bind_failed(&error, listen);
     let sockets = UdpSocket::bind(listen, settings.routines, &settings.listen.socket_options()).map_err(udp)?;
     let controls = sockets.iter().map(SocketControl::of).collect::<Result<Vec<_>, _>>().map_err(udp)?;
     if settings.listen.so_mark != 0 {
@@ -330,6 +331,15 @@ fn report_rivals(link: &OverlayLink) {
             "Another interface has an address in the network of this overlay, and packets take either: end that \
              daemon, or let one of them run in another network namespace"
         );
+    }
+}
+
+/// Why the UDP socket on the underlay cannot be opened, and what to do.
+#[must_use]
+pub fn bind_failed(error: &std::io::Error, listen: SocketAddr) -> Error {
+    Error::Start {
+        message: "Failed to open udp listener",
+        cause: format!("unable to bind to socket: {} ({listen}){}", errno::text(error), bind_hint(error, listen)),
     }
 }
 

@@ -94,7 +94,8 @@ fn filter() -> LevelFilter {
 
 /// Rate limits a line that a peer or a client caused; `true` if it is to be written. `kind` is the text of the line. A
 /// line that the level excludes is refused without being counted as left out.
-pub(crate) fn admits(level: Level, kind: &'static str, source: &str) -> bool {
+#[must_use]
+pub fn admits(level: Level, kind: &'static str, source: &str) -> bool {
     if level > filter() {
         return false;
     }

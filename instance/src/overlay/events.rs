@@ -12,6 +12,11 @@ use crate::log;
 use crate::metrics::Handshakes;
 use crate::overlay::cause;
 
+/// Logs the events of a node that runs without a [`Driver`](nebula_core::io::Driver), until their sender is dropped.
+pub fn log_until_closed(events: Receiver<Event>) {
+    log(Some(events), &Handshakes::default());
+}
+
 /// Logs events until the driver ends. Others can cause all of them, so the lines are rate limited.
 pub(crate) fn log(events: Option<Receiver<Event>>, handshakes: &Handshakes) {
     let Some(events) = events else { return };

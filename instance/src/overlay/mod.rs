@@ -1,5 +1,5 @@
 //! What both products need around a tunnel: the device's addresses and routes, and log lines of events.
 
 pub(crate) mod cause;
-pub(crate) mod events;
+pub mod events;
 pub mod link;

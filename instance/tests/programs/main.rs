@@ -56,6 +56,7 @@ mod path_mtu;
 mod paths;
 mod pods;
 mod privileges;
+mod proxy;
 mod recovery;
 mod relays;
 mod renewal;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const BINARIES: [&str; 8] = [
+const BINARIES: [&str; 9] = [
     "nebula",
     "nebula-ctl",
     "nebula-cert",
@@ -12,6 +12,7 @@ const BINARIES: [&str; 8] = [
     "nebula-cni-instance",
     "nebula-cni-init",
     "nebula-enrol",
+    "nebula-proxy",
 ];
 
 fn release() -> PathBuf {

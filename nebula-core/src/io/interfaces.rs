@@ -133,6 +133,18 @@ impl Listing {
     }
 }
 
+/// Addresses of this host's interfaces that are up, where a peer might reach it: what a program without a [`Driver`] passes
+/// to [`Node::set_local_addresses`].
+///
+/// # Errors
+/// Returns an error if the system call fails.
+///
+/// [`Driver`]: crate::io::Driver
+/// [`Node::set_local_addresses`]: crate::Node::set_local_addresses
+pub fn interface_addresses() -> std::io::Result<Vec<LocalAddress>> {
+    Ok(Listing::read(None)?.addresses)
+}
+
 /// Listens for changes of interfaces and their addresses (rtnetlink): without one there is nothing to list.
 #[derive(Debug)]
 pub(super) struct Changes {

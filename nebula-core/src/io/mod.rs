@@ -18,5 +18,6 @@ mod udp;
 pub use bypass::Bypass;
 pub use control::Idle;
 pub use driver::{Driver, Error, Handle, Options, register_barriers};
+pub use interfaces::interface_addresses;
 pub use tun::{Tun, TunOffloads};
 pub use udp::{SocketControl, SocketMemory, SocketOptions, UdpSocket};

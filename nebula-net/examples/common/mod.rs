@@ -10,7 +10,7 @@ use nebula_core::firewall::Rule;
 /// Seconds since the Unix epoch in which everything here is valid.
 const VALIDITY: std::ops::RangeInclusive<nebula_cert::UnixTime> = 1_700_000_000..=2_000_000_000;
 
-/// Sockets on loopback and configurations for hosts named `host-1`, `host-2` and so on, with the addresses 10.42.0.NUMBER and fd42::NUMBER.
+/// Sockets on loopback and configurations for hosts named `host-1`, `host-2` and so on, with the addresses 10.42.0.NUMBER and fd42::NUMBER, in the group `example`.
 /// They know each other and allow everything.
 pub(crate) fn hosts(count: u8) -> Result<Vec<(UdpSocket, Config)>, Box<dyn Error>> {
     let key = SigningKey::generate(Curve::Curve25519)?;
@@ -23,6 +23,7 @@ pub(crate) fn hosts(count: u8) -> Result<Vec<(UdpSocket, Config)>, Box<dyn Error
         let host_key = PrivateKey::generate(Curve::Curve25519)?;
         let template = Template {
             networks: vec![format!("{}/16", overlay(number)).parse()?, format!("fd42::{number}/64").parse()?],
+            groups: vec!["example".to_owned()],
             public_key: host_key.public_key(),
             ..Template::new(format!("host-{number}"), VALIDITY)
         };

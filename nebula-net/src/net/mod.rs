@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nebula_cert::VerifiedCertificate;
-use nebula_core::{Engine, Event, Node, Output};
+use nebula_core::{Config, Engine, Event, Node, Output};
 use tokio::sync::{broadcast, mpsc, oneshot};
 
 pub use self::blocking::{BlockingListener, BlockingNet, BlockingStream};
@@ -48,7 +48,7 @@ const DIAL_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Net {
     /// Begins a node with this configuration.
-    pub fn builder(config: nebula_core::Config) -> Builder {
+    pub fn builder(config: Config) -> Builder {
         Builder::new(config)
     }
 
@@ -161,6 +161,14 @@ impl Net {
         work: impl FnOnce(&mut Node) -> T + Send + 'static,
     ) -> io::Result<T> {
         self.with_engine(move |engine, now| engine.control(now, work)).await
+    }
+
+    /// Edits the configuration while the node runs; settings that only a new start can change stay as they were.
+    ///
+    /// # Errors
+    /// Returns an error if the node has ended.
+    pub async fn reconfigure(&self, change: impl FnOnce(&mut Config) + Send + 'static) -> io::Result<()> {
+        self.with_engine(|engine, now| engine.control(now, |node| drop(node.reconfigure(now, change)))).await
     }
 
     async fn with_engine<T: Send + 'static>(

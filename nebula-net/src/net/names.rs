@@ -23,11 +23,19 @@ impl Net {
         if let Ok(address) = host.parse() {
             return Ok(SocketAddr::new(address, port));
         }
-        let address = match self.named(host).await? {
-            Some(address) => address,
-            None => self.look_up(host).await?,
-        };
-        Ok(SocketAddr::new(address, port))
+        Ok(SocketAddr::new(self.look_up(host).await?, port))
+    }
+
+    /// The overlay address of a host: the name in the certificate of a peer with a tunnel, or a name that the DNS of a lighthouse
+    /// knows.
+    ///
+    /// # Errors
+    /// Returns [`NotFound`](io::ErrorKind::NotFound) if nobody knows the name, and an error if the node has ended.
+    pub async fn look_up(&self, host: &str) -> io::Result<IpAddr> {
+        match self.named(host).await? {
+            Some(address) => Ok(address),
+            None => self.ask_lighthouses(host).await,
+        }
     }
 
     /// The peer with this name in its certificate, if there is a tunnel to it.
@@ -41,7 +49,7 @@ impl Net {
     }
 
     /// Asks the lighthouses, one after the other.
-    async fn look_up(&self, host: &str) -> io::Result<IpAddr> {
+    async fn ask_lighthouses(&self, host: &str) -> io::Result<IpAddr> {
         let unknown =
             || io::Error::new(io::ErrorKind::NotFound, format!("no peer or lighthouse knows the name {host}"));
         let own = self.addresses();

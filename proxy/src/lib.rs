@@ -1,0 +1,26 @@
+//! `nebula-proxy`: a host without root and without a tun device joins the overlay, and its programs use it by SOCKS5, HTTP CONNECT and
+//! port forwards.
+//!
+//! It reads the configuration of the `nebula` daemon and runs on `nebula-net`. `docs/proxy.md` says how to use it.
+//!
+//! A module imports only from lines below its own:
+//!
+//! - [`program`]
+//! - `socks`, `http`, `forward`, `serve`
+//! - `listener`, `pipe`, `sessions`
+//! - `overlay`, `head`
+//! - [`arguments`], `credentials`, [`target`]
+
+pub mod arguments;
+mod credentials;
+mod forward;
+mod head;
+mod http;
+mod listener;
+mod overlay;
+mod pipe;
+pub mod program;
+mod serve;
+mod sessions;
+pub mod socks;
+pub mod target;

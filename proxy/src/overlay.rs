@@ -1,0 +1,61 @@
+//! The way into the overlay, and nowhere else.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use nebula_net::{Net, TcpStream};
+
+use crate::target::{Host, Target};
+
+/// The node, and the networks that belong to the overlay.
+#[derive(Debug, Clone)]
+pub(crate) struct Overlay {
+    pub(crate) net: Net,
+    networks: Arc<[IpNet]>,
+}
+
+/// Why a target cannot be reached.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unreached {
+    /// Not in a network of the certificate, and not in `tun.unsafe_routes`.
+    #[error("{0} is not in the overlay")]
+    Outside(IpAddr),
+    #[error("no peer with a tunnel and no lighthouse knows the name {0}")]
+    UnknownName(String),
+    #[error("{0}")]
+    Failed(#[from] io::Error),
+}
+
+impl Overlay {
+    pub(crate) fn new(net: Net, networks: Vec<IpNet>) -> Self {
+        Self { net, networks: networks.into() }
+    }
+
+    /// The address of a target, which is in the overlay.
+    pub(crate) async fn resolve(&self, target: &Target) -> Result<SocketAddr, Unreached> {
+        let address = match &target.host {
+            Host::Address(address) => *address,
+            Host::Name(name) => self.net.look_up(name).await.map_err(|error| match error.kind() {
+                io::ErrorKind::NotFound => Unreached::UnknownName(name.clone()),
+                _ => error.into(),
+            })?,
+        };
+        // Also for names: a lighthouse does not decide where this host connects to.
+        if self.contains(address) {
+            Ok(SocketAddr::new(address, target.port))
+        } else {
+            Err(Unreached::Outside(address))
+        }
+    }
+
+    pub(crate) async fn connect(&self, target: &Target) -> Result<TcpStream, Unreached> {
+        let address = self.resolve(target).await?;
+        Ok(self.net.dial_address(address).await?)
+    }
+
+    fn contains(&self, address: IpAddr) -> bool {
+        self.networks.iter().any(|network| network.contains(&address))
+    }
+}

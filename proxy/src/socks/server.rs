@@ -1,0 +1,163 @@
+//! Serves one client of SOCKS5.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nebula_instance::log;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+use tracing::Level;
+
+use super::associate::{Association, associate};
+use super::message::{
+    Command, MAX_MESSAGE, Malformed, Method, Reply, Request, answer, choice, login_answer, parse_greeting, parse_login,
+    parse_request,
+};
+use crate::credentials::Credentials;
+use crate::head::{Failed, Head};
+use crate::listener::prepare;
+use crate::overlay::{Overlay, Unreached};
+use crate::pipe::pipe;
+
+/// What all clients share.
+pub(crate) struct Server {
+    pub(crate) overlay: Overlay,
+    pub(crate) credentials: Option<Arc<Credentials>>,
+    /// How long a client may take until its request is complete.
+    pub(crate) head_timeout: Duration,
+    /// UDP associations that may still be opened.
+    pub(crate) associations: Semaphore,
+}
+
+/// After wrong credentials, before the answer: guessing takes time.
+pub(crate) const LOGIN_DELAY: Duration = Duration::from_secs(1);
+const NOWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+
+/// Serves one client.
+pub(crate) async fn serve(server: Arc<Server>, mut stream: TcpStream, client: SocketAddr) {
+    let mut head = Head::default();
+    let request = match tokio::time::timeout(server.head_timeout, server.request(&mut stream, &mut head)).await {
+        Ok(Ok(Some(request))) => request,
+        Ok(Ok(None)) => return,
+        Ok(Err(Failed::Io(error))) => return tracing::debug!(%client, %error, "No SOCKS request"),
+        Ok(Err(Failed::Refused(error))) => return tracing::debug!(%client, %error, "No SOCKS request"),
+        Err(_) => return tracing::debug!(%client, "No SOCKS request in time"),
+    };
+    let served = match (request.command, request.target) {
+        (Command::Other, _) => refuse(&mut stream, Reply::CommandNotSupported).await,
+        (_, None) => refuse(&mut stream, Reply::AddressNotSupported).await,
+        (Command::Connect, Some(target)) => match server.overlay.connect(&target).await {
+            Ok(peer) => {
+                tracing::debug!(%client, %target, "Connected by SOCKS");
+                async {
+                    stream.write_all(&answer(Reply::Succeeded, peer.local_addr()?)).await?;
+                    pipe(stream, peer, &head.into_rest()).await
+                }
+                .await
+            }
+            Err(error) => {
+                log_unreached("SOCKS", client, &target, &error);
+                refuse(&mut stream, reply_to(&error)).await
+            }
+        },
+        // The client's own address, which it rarely knows.
+        (Command::Associate, Some(_)) => server.associate(stream, client).await,
+    };
+    if let Err(error) = served {
+        tracing::debug!(%client, %error, "A connection by SOCKS ended");
+    }
+}
+
+impl Server {
+    /// Reads all that comes before the request, and the request. `None`: the client was told that it may not.
+    async fn request(&self, stream: &mut TcpStream, head: &mut Head) -> Result<Option<Request>, Failed<Malformed>> {
+        let offered = head.read(stream, MAX_MESSAGE, parse_greeting).await?;
+        let method = if self.credentials.is_some() { Method::Password } else { Method::None };
+        let method = if offered.contains(&(method as u8)) { method } else { Method::Unacceptable };
+        stream.write_all(&choice(method)).await.map_err(Failed::Io)?;
+        match (method, &self.credentials) {
+            (Method::None, None) => {}
+            (Method::Password, Some(credentials)) => {
+                let check = |name: &[u8], password: &[u8]| credentials.allow(name, password);
+                let allowed = head.read(stream, MAX_MESSAGE, |bytes| parse_login(bytes, check)).await?;
+                if !allowed {
+                    tokio::time::sleep(LOGIN_DELAY).await;
+                }
+                stream.write_all(&login_answer(allowed)).await.map_err(Failed::Io)?;
+                if !allowed {
+                    log_denied("SOCKS", stream.peer_addr());
+                    return Ok(None);
+                }
+            }
+            _ => {
+                log_denied("SOCKS", stream.peer_addr());
+                return Ok(None);
+            }
+        }
+        head.read(stream, MAX_MESSAGE, parse_request).await.map(Some)
+    }
+
+    async fn associate(&self, mut stream: TcpStream, client: SocketAddr) -> io::Result<()> {
+        let Ok(_permit) = self.associations.try_acquire() else {
+            const FULL: &str = "Too many UDP associations at a time, one is refused; -udp-sessions allows more";
+            if log::admits(Level::WARN, FULL, "") {
+                tracing::warn!(%client, "{FULL}");
+            }
+            return refuse(&mut stream, Reply::Failure).await;
+        };
+        let association = match Association::open(&self.overlay, &stream).await {
+            Ok(association) => association,
+            Err(error) => {
+                tracing::warn!(%client, %error, "Cannot open a port for a UDP association");
+                return refuse(&mut stream, Reply::Failure).await;
+            }
+        };
+        stream.write_all(&answer(Reply::Succeeded, association.address()?)).await?;
+        tracing::debug!(%client, "UDP by SOCKS");
+        associate(association, stream).await
+    }
+}
+
+async fn refuse(stream: &mut TcpStream, reply: Reply) -> io::Result<()> {
+    prepare(stream);
+    stream.write_all(&answer(reply, NOWHERE)).await
+}
+
+fn reply_to(error: &Unreached) -> Reply {
+    match error {
+        Unreached::Outside(_) => Reply::NotAllowed,
+        Unreached::UnknownName(_) => Reply::HostUnreachable,
+        Unreached::Failed(error) => match error.kind() {
+            io::ErrorKind::ConnectionRefused => Reply::Refused,
+            io::ErrorKind::HostUnreachable | io::ErrorKind::TimedOut => Reply::HostUnreachable,
+            _ => Reply::Failure,
+        },
+    }
+}
+
+/// Logs that a target cannot be reached; one outside of the overlay as a warning, with what to do.
+pub(crate) fn log_unreached(way: &str, client: SocketAddr, target: &dyn std::fmt::Display, error: &Unreached) {
+    const OUTSIDE: &str = "Refused an address that is not in the overlay: this is no proxy to the Internet; networks behind a node \
+                           belong into tun.unsafe_routes";
+    const FAILED: &str = "Cannot connect to a target";
+    let source = client.ip().to_string();
+    if matches!(error, Unreached::Outside(_)) {
+        if log::admits(Level::WARN, OUTSIDE, &source) {
+            tracing::warn!(by = way, %client, %target, "{OUTSIDE}");
+        }
+    } else if log::admits(Level::INFO, FAILED, &source) {
+        tracing::info!(by = way, %client, %target, %error, "{FAILED}");
+    }
+}
+
+/// Logs that a client showed no credentials, or wrong ones.
+pub(crate) fn log_denied(way: &str, client: io::Result<SocketAddr>) {
+    const DENIED: &str = "Refused a client without the name and password of a user";
+    let client = client.map(|client| client.to_string()).unwrap_or_default();
+    if log::admits(Level::WARN, DENIED, way) {
+        tracing::warn!(by = way, client, "{DENIED}");
+    }
+}

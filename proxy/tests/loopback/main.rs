@@ -1,0 +1,307 @@
+//! Programs on loopback that use two running proxies, one at either end of the overlay.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test ends at the first surprise, and reads the clock"
+)]
+
+mod world;
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, UdpSocket};
+use std::process::Command;
+use std::thread;
+
+use nebula_cert::Certificate;
+use nebula_net::proxy_header::ProxyHeader;
+use world::{NOBODY, PATIENCE, Proxy, World, connect, echo_tcp, echo_udp, exchange, serve_tcp, socks_request};
+
+const FAR: [u8; 4] = [10, 42, 0, 2];
+
+/// Both proxies; the far one serves an echo at port 7 of TCP and UDP.
+fn pair(near: &[&str]) -> (World, Proxy, Proxy) {
+    let world = World::new();
+    let (tcp, udp) = (format!("7={}", echo_tcp()), format!("udp:7={}", echo_udp()));
+    let far = world.start(2, &["-serve", &tcp, "-serve", &udp]);
+    let near = world.start(1, near);
+    (world, near, far)
+}
+
+#[test]
+fn socks_carries_a_stream_both_ways_by_address_and_by_name() {
+    let (_world, mut near, _far) = pair(&["-socks", "0"]);
+    let socks = near.address("socks");
+    let by_name = [&[5, 1, 0, 3, 6][..], b"host-2", &7u16.to_be_bytes()].concat();
+    for request in [socks_request(1, FAR, 7), by_name] {
+        let mut stream = connect(socks);
+        assert_eq!(exchange(&mut stream, &[5, 1, 0], 2), [5, 0]);
+        assert_eq!(exchange(&mut stream, &request, 10)[..4], [5, 0, 0, 1]);
+        let data: Vec<u8> = (0..2_000_000u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        let (sent, mut writer) = (data.clone(), stream.try_clone().unwrap());
+        let writing = thread::spawn(move || {
+            writer.write_all(&sent).unwrap();
+            writer.shutdown(Shutdown::Write).unwrap();
+        });
+        let mut back = Vec::new();
+        stream.read_to_end(&mut back).unwrap();
+        assert!(back == data, "{} of {} bytes", back.len(), data.len());
+        writing.join().unwrap();
+    }
+}
+
+#[test]
+fn addresses_outside_of_the_overlay_are_refused_with_a_log_line() {
+    let (_world, mut near, _far) = pair(&["-socks", "0", "-http", "0"]);
+    let mut stream = connect(near.address("socks"));
+    exchange(&mut stream, &[5, 1, 0], 2);
+    assert_eq!(exchange(&mut stream, &socks_request(1, NOBODY.octets(), 80), 10)[..2], [5, 2]);
+    assert_eq!(stream.read(&mut [0]).unwrap(), 0, "it closes");
+    near.says(&["level=WARN", "not in the overlay", "by=SOCKS", "target=192.0.2.1:80"]);
+    let mut stream = connect(near.address("http"));
+    stream.write_all(b"CONNECT 192.0.2.1:80 HTTP/1.1\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 403 Forbidden\r\n"), "{answer}");
+}
+
+#[test]
+fn what_fails_has_the_answer_of_its_cause() {
+    let (_world, mut near, _far) = pair(&["-socks", "0", "-http", "0"]);
+    let socks = near.address("socks");
+    for (request, reply) in [
+        (socks_request(1, FAR, 9), 5),
+        (socks_request(2, FAR, 7), 7),
+        (vec![5, 1, 0, 9, 0, 0, 0, 0, 0, 0], 8),
+        ([&[5, 1, 0, 3, 4][..], b"what", &[0, 7]].concat(), 4),
+    ] {
+        let mut stream = connect(socks);
+        exchange(&mut stream, &[5, 1, 0], 2);
+        assert_eq!(exchange(&mut stream, &request, 10)[..2], [5, reply], "{request:?}");
+    }
+    let http = near.address("http");
+    for (request, status) in [
+        ("CONNECT 10.42.0.2:9 HTTP/1.1", "502 "),
+        ("CONNECT nowhere HTTP/1.1", "400 "),
+        ("GET http://10.42.0.2/ HTTP/1.1", "405 "),
+    ] {
+        let mut stream = connect(http);
+        stream.write_all(format!("{request}\r\nHost: x\r\n\r\n").as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{request}: {answer}");
+    }
+}
+
+#[test]
+fn http_connect_is_a_stream_and_early_data_is_part_of_it() {
+    let (_world, mut near, _far) = pair(&["-http", "0"]);
+    let mut stream = connect(near.address("http"));
+    stream.write_all(b"CONNECT 10.42.0.2:7 HTTP/1.1\r\nHost: 10.42.0.2:7\r\n\r\nearly ").unwrap();
+    stream.write_all(b"late").unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    assert_eq!(body, "early late");
+}
+
+#[test]
+fn datagrams_go_by_socks() {
+    let (_world, mut near, _far) = pair(&["-socks", "0"]);
+    let mut stream = connect(near.address("socks"));
+    exchange(&mut stream, &[5, 1, 0], 2);
+    let answer = exchange(&mut stream, &socks_request(3, [0; 4], 0), 10);
+    assert_eq!(answer[..8], [5, 0, 0, 1, 127, 0, 0, 1]);
+    let port = u16::from_be_bytes([answer[8], answer[9]]);
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let header = [&[0, 0, 0, 1][..], &FAR, &[0, 7]].concat();
+    // Refused, and no reason to end the association.
+    let outside = [&[0, 0, 0, 1][..], &NOBODY.octets(), &[0, 7]].concat();
+    socket.send_to(&[&outside[..], b"lost"].concat(), ("127.0.0.1", port)).unwrap();
+    near.says(&["not in the overlay", "UDP"]);
+    let mut back = [0; 100];
+    for text in [&b"one"[..], b"two"] {
+        socket.send_to(&[&header[..], text].concat(), ("127.0.0.1", port)).unwrap();
+        let (len, _) = socket.recv_from(&mut back).unwrap();
+        assert_eq!(back[..len], [&header[..], b"re: ", text].concat());
+    }
+    // The association has one client: another port gets nothing.
+    let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
+    stranger.send_to(&[&header[..], b"three"].concat(), ("127.0.0.1", port)).unwrap();
+    socket.send_to(&[&header[..], b"four"].concat(), ("127.0.0.1", port)).unwrap();
+    let (len, _) = socket.recv_from(&mut back).unwrap();
+    assert!(back[..len].ends_with(b"re: four"));
+    // It ends with its connection.
+    drop(stream);
+    let until = std::time::Instant::now() + PATIENCE;
+    while UdpSocket::bind(("127.0.0.1", port)).is_err() {
+        assert!(std::time::Instant::now() < until, "the port stays open");
+        thread::sleep(std::time::Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn forwards_lead_to_one_peer() {
+    let (_world, mut near, _far) = pair(&["-forward", "0=10.42.0.2:7"]);
+    let mut stream = connect(near.address("forward"));
+    assert_eq!(exchange(&mut stream, b"hello", 5), b"hello");
+    let (_world, mut near, _far) = pair(&["-forward", "udp:0=10.42.0.2:7"]);
+    let at = near.address("forward");
+    for text in ["one", "two"] {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.send_to(text.as_bytes(), at).unwrap();
+        let mut back = [0; 100];
+        let (len, _) = socket.recv_from(&mut back).unwrap();
+        assert_eq!(std::str::from_utf8(&back[..len]), Ok(format!("re: {text}").as_str()));
+    }
+}
+
+#[test]
+fn a_served_program_is_told_whose_certificate_the_peer_has() {
+    let world = World::new();
+    // Answers with what the header says, and what comes behind it.
+    let program = serve_tcp(|mut stream| {
+        let mut bytes = vec![0; 2000];
+        let mut len = 0;
+        let (header, end) = loop {
+            len += stream.read(&mut bytes[len..]).unwrap();
+            if let Some(found) = ProxyHeader::parse(&bytes[..len]).unwrap() {
+                break found;
+            }
+        };
+        let (source, destination) = header.addresses.unwrap();
+        let peer = header.peer.unwrap();
+        let rest = String::from_utf8_lossy(&bytes[end..len]).into_owned();
+        let text = format!("{} {destination} {} {:?} {} {rest}", source.ip(), peer.name, peer.groups, peer.fingerprint);
+        stream.write_all(text.as_bytes()).unwrap();
+    });
+    let _far = world.start(2, &["-serve", &format!("80={program},proxy-v2")]);
+    let mut near = world.start(1, &["-forward", "0=10.42.0.2:80"]);
+    let mut stream = connect(near.address("forward"));
+    // With the header in one piece or behind it: the program reads until it has the header.
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let certificate = Certificate::from_pem(&std::fs::read(world.path().join("host-1.crt")).unwrap()).unwrap();
+    let expected = format!("10.42.0.1 10.42.0.2:80 host-1 [\"ops\", \"web\"] {} ", certificate.fingerprint());
+    assert_eq!(answer, expected);
+}
+
+#[test]
+fn clients_need_a_name_and_a_password_if_there_is_a_file_of_them() {
+    let world = World::new();
+    let users = world.path().join("users");
+    std::fs::write(&users, "ann:one\n").unwrap();
+    let _far = world.start(2, &["-serve", &format!("7={}", echo_tcp())]);
+    let users = users.display().to_string();
+    let mut near = world.start(1, &["-credentials", &users, "-socks", "0.0.0.0:0", "-http", "0"]);
+    let socks = near.address("socks");
+    let socks = (std::net::Ipv4Addr::LOCALHOST, socks.port()).into();
+    let mut anonymous = connect(socks);
+    assert_eq!(exchange(&mut anonymous, &[5, 1, 0], 2), [5, 0xff]);
+    for (password, answer) in [("two", [1, 1]), ("one", [1, 0])] {
+        let mut stream = connect(socks);
+        assert_eq!(exchange(&mut stream, &[5, 2, 0, 2], 2), [5, 2]);
+        let login = [&[1, 3][..], b"ann", &[3], password.as_bytes()].concat();
+        assert_eq!(exchange(&mut stream, &login, 2), answer);
+        if answer == [1, 0] {
+            assert_eq!(exchange(&mut stream, &socks_request(1, FAR, 7), 10)[..2], [5, 0]);
+            assert_eq!(exchange(&mut stream, b"hello", 5), b"hello");
+        } else {
+            assert_eq!(stream.read(&mut [0]).unwrap(), 0, "it closes");
+        }
+    }
+    let http = near.address("http");
+    for (field, status) in [("", "407"), ("Proxy-Authorization: Basic YW5uOm9uZQ==\r\n", "200")] {
+        let mut stream = connect(http);
+        stream.write_all(format!("CONNECT 10.42.0.2:7 HTTP/1.1\r\n{field}\r\n").as_bytes()).unwrap();
+        let mut answer = [0; 12];
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(std::str::from_utf8(&answer), Ok(format!("HTTP/1.1 {status}").as_str()));
+    }
+    near.says(&["level=WARN", "name and password", "by=HTTP"]);
+}
+
+#[test]
+fn one_connection_too_many_is_closed_and_others_go_on() {
+    let (_world, mut near, _far) = pair(&["-forward", "0=10.42.0.2:7", "-connections", "1"]);
+    let at = near.address("forward");
+    let mut first = connect(at);
+    assert_eq!(exchange(&mut first, b"hello", 5), b"hello");
+    let mut second = connect(at);
+    assert!(matches!(second.read(&mut [0]), Ok(0) | Err(_)), "no data");
+    near.says(&["Too many connections", "-connections"]);
+    assert_eq!(exchange(&mut first, b"again", 5), b"again");
+    drop(first);
+    // The place is free again as soon as the end has been noticed.
+    let until = std::time::Instant::now() + PATIENCE;
+    loop {
+        let mut stream = connect(at);
+        let mut byte = [0];
+        if stream.write_all(b"x").is_ok() && matches!(stream.read(&mut byte), Ok(1)) {
+            break;
+        }
+        assert!(std::time::Instant::now() < until, "the place stays taken");
+        thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_silent_client_is_left_after_ten_seconds() {
+    let world = World::new();
+    let mut near = world.start(1, &["-socks", "0", "-http", "0"]);
+    let (mut socks, mut http) = (connect(near.address("socks")), connect(near.address("http")));
+    socks.write_all(&[5]).unwrap();
+    http.write_all(b"CONNECT 10").unwrap();
+    let started = std::time::Instant::now();
+    let mut answer = String::new();
+    assert_eq!(socks.read(&mut [0]).unwrap(), 0);
+    http.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
+    assert!((8..30).contains(&started.elapsed().as_secs()), "{:?}", started.elapsed());
+}
+
+#[test]
+fn a_signal_ends_it_and_its_peers_know() {
+    let (_world, mut near, mut far) = pair(&["-forward", "0=10.42.0.2:7"]);
+    let mut stream = connect(near.address("forward"));
+    assert_eq!(exchange(&mut stream, b"hello", 5), b"hello");
+    far.says(&["Handshake message received", "certName=host-1"]);
+    assert!(near.stop().success());
+    near.says(&["Goodbye"]);
+    far.says(&["Close tunnel received"]);
+    assert!(matches!(stream.read(&mut [0]), Ok(0) | Err(_)));
+}
+
+#[test]
+fn misuse_is_refused_before_anything_starts() {
+    let world = World::new();
+    let config = world.path().join("host-1.yml").display().to_string();
+    let run = |flags: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_nebula-proxy")).args(flags).output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8_lossy(&said).into_owned())
+    };
+    for (flags, code, text) in [
+        (&["-socks", "1080"][..], 2, "-config FILE_OR_FOLDER is required"),
+        (&["-config", &config], 2, "nothing to do"),
+        (&["-config", &config, "-socks", "0.0.0.0:1080"], 2, "-credentials"),
+        (&["-config", &config, "-socks", "0", "-credentials", "/nowhere"], 1, "/nowhere"),
+        (&["-config", "/nowhere", "-socks", "0"], 1, "no config files found at /nowhere"),
+        (&["-config", &config, "-test"], 0, "pki:"),
+        (&["-version"], 0, "Version: "),
+        (&["--help"], 0, "-serve"),
+    ] {
+        let (ended, said) = run(flags);
+        assert_eq!(ended, Some(code), "{flags:?}: {said}");
+        assert!(said.contains(text), "{flags:?}: {said}");
+    }
+    // A second one with the same files finds the port on the underlay taken.
+    let _first = world.start(1, &["-socks", "0"]);
+    let (ended, said) = run(&["-config", &config, "-socks", "0"]);
+    assert_eq!(ended, Some(1));
+    assert!(said.contains("unable to bind to socket") && said.contains("listen.port"), "{said}");
+}
