@@ -6,6 +6,7 @@ mod console;
 mod differential;
 mod network;
 mod pair;
+mod proxy;
 mod transport;
 mod trio;
 
@@ -45,6 +46,8 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("cluster_table", cluster_table),
     ("dbus", nebula_cni_plugin::fuzzing::dbus),
     ("netlink", netlink),
+    ("proxy_header", proxy::header),
+    ("socks_message", proxy::message),
     ("tcp_segment", transport::segment),
     ("transport", transport::transport),
     ("differential", differential::differential),
