@@ -1,1 +1,1 @@
-//! To come.
+//! Random histories.

@@ -15,9 +15,10 @@ const ADDRESSES: [&[&str]; 2] = [&["10.42.0.1", "fd42::1"], &["10.42.0.2", "fd42
 /// Hosts with addresses of both families that know each other, and whose devices have an MTU of 1300.
 fn pair(seed: u64) -> (World, [HostId; 2]) {
     let mut net = SimNet::new(seed);
-    let hosts = [("a", &["10.42.0.1/16", "fd42::1/64"]), ("b", &["10.42.0.2/16", "fd42::2/64"])].map(|(name, networks)| {
-        net.add(HostSpec::new(name).networks(networks).config(|config| config.path_mtu = Some(1300)))
-    });
+    let hosts =
+        [("a", &["10.42.0.1/16", "fd42::1/64"]), ("b", &["10.42.0.2/16", "fd42::2/64"])].map(|(name, networks)| {
+            net.add(HostSpec::new(name).networks(networks).config(|config| config.path_mtu = Some(1300)))
+        });
     net.introduce(hosts[0], hosts[1]);
     net.introduce(hosts[1], hosts[0]);
     let mut world = World::new(net);
@@ -62,6 +63,30 @@ fn a_path_that_loses_reorders_and_duplicates_changes_no_byte() {
             world.dial(0, 1, address, [MEGABYTE; 2]);
             world.expect_all(120 * SECOND);
         }
+    }
+}
+
+/// Longest time without an arrival at the end that accepted, while so many megabytes arrive.
+fn longest_pause(world: &mut World, stream: StreamId, megabytes: u64) -> Duration {
+    let (mut longest, end) = (Duration::ZERO, world.received(stream)[1] + megabytes * MEGABYTE);
+    while world.received(stream)[1] < end {
+        let before = world.received(stream)[1];
+        longest = longest.max(world.expect("an arrival", 60 * SECOND, |world| world.received(stream)[1] > before));
+    }
+    longest
+}
+
+#[test]
+fn a_path_that_shrinks_under_a_stream_interrupts_it_until_it_is_noticed() {
+    for (seed, address) in [(1, "10.42.0.2"), (2, "fd42::2")] {
+        let (mut world, _) = pair(seed);
+        world.net.set_link(Link::carrying(1500));
+        let stream = begun(&mut world, address, 4 * MEGABYTE);
+        world.net.set_link(Link::carrying(1345));
+        let pause = longest_pause(&mut world, stream, 1);
+        // The tunnel notices within three seconds; nothing waits for the next timeout then.
+        assert!(pause < 3500 * SECOND / 1000, "{pause:?}");
+        world.expect_all(60 * SECOND);
     }
 }
 
@@ -145,9 +170,8 @@ fn a_stream_moves_from_a_relay_to_a_direct_path_and_back() {
     let mut net = SimNet::new(7);
     let both = net.add(HostSpec::new("both").am_lighthouse().config(|config| config.relay.am_relay = true));
     let at = net.overlay(both);
-    let hosts = ["a", "b"].map(|name| {
-        net.add(HostSpec::new(name).lighthouse(both).config(move |config| config.relay.relays = vec![at]))
-    });
+    let hosts = ["a", "b"]
+        .map(|name| net.add(HostSpec::new(name).lighthouse(both).config(move |config| config.relay.relays = vec![at])));
     net.cut(hosts[0], hosts[1]);
     net.run_for(SECOND);
     let mut world = World::new(net);

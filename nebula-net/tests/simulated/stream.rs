@@ -16,7 +16,6 @@ fn byte(program: u64, at: u64) -> u8 {
 }
 
 /// One end: sends its data, closes its side, and reads and checks what comes until the peer closes.
-#[derive(Debug)]
 pub(crate) struct End {
     pub(crate) node: usize,
     /// Missing until the peer's SYN is accepted.
@@ -25,12 +24,21 @@ pub(crate) struct End {
     programs: [u64; 2],
     pub(crate) to_send: u64,
     sent: u64,
+    /// What is to be written next.
+    chunk: Vec<u8>,
     pub(crate) received: u64,
     open: bool,
     shut: bool,
     finished: bool,
     /// How it ended, once it has.
     pub(crate) outcome: Option<Result<(), Error>>,
+}
+
+impl std::fmt::Debug for End {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { node, sent, to_send, received, outcome, .. } = self;
+        write!(f, "node {node} sent {sent} of {to_send}, received {received}, {outcome:?}")
+    }
 }
 
 impl End {
@@ -41,6 +49,7 @@ impl End {
             programs,
             to_send,
             sent: 0,
+            chunk: Vec::new(),
             received: 0,
             open: id.is_none(),
             shut: false,
@@ -81,13 +90,14 @@ impl End {
             self.finished = count == 0;
         }
         while self.sent < self.to_send {
-            let end = self.to_send.min(self.sent + CHUNK as u64);
-            let count = (end - self.sent) as usize;
-            for (at, place) in (self.sent..end).zip(&mut buffer) {
-                *place = byte(self.programs[0], at);
+            if self.chunk.is_empty() {
+                let end = self.to_send.min(self.sent + CHUNK as u64);
+                self.chunk.extend((self.sent..end).map(|at| byte(self.programs[0], at)));
             }
-            let Poll::Ready(written) = stack.poll_write(now, id, context, &buffer[..count]) else { return Ok(false) };
-            self.sent += written? as u64;
+            let Poll::Ready(written) = stack.poll_write(now, id, context, &self.chunk) else { return Ok(false) };
+            let count = written?;
+            self.chunk.drain(..count);
+            self.sent += count as u64;
         }
         if !self.shut {
             stack.shut_down(now, id);
