@@ -39,17 +39,30 @@ impl Step {
 }
 
 /// The most recent datagrams.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Flow {
     steps: VecDeque<Step>,
+    kept: usize,
+}
+
+impl Default for Flow {
+    fn default() -> Self {
+        Self { steps: VecDeque::new(), kept: MAX_STEPS_KEPT }
+    }
 }
 
 impl Flow {
     pub(super) fn push(&mut self, step: Step) {
-        if self.steps.len() == MAX_STEPS_KEPT {
+        self.steps.push_back(step);
+        self.keep(self.kept);
+    }
+
+    /// Keeps so many steps from now on.
+    pub(super) fn keep(&mut self, count: usize) {
+        self.kept = count;
+        while self.steps.len() > count {
             self.steps.pop_front();
         }
-        self.steps.push_back(step);
     }
 
     pub(super) fn steps(&self) -> impl DoubleEndedIterator<Item = &Step> {

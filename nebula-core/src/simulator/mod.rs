@@ -21,7 +21,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
-use nebula_cert::{Curve, Fingerprint, Identity, UnixTime, Version};
+use nebula_cert::{Curve, Fingerprint, Identity, UnixTime, VerifiedCertificate, Version};
 use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
 
@@ -76,6 +76,8 @@ pub struct SimNet {
     sent: u64,
     /// The current second, and the number of datagrams sent by its beginning.
     second: (u64, u64),
+    /// More datagrams in a second than this are taken for a loop.
+    max_per_second: u64,
     cut: BTreeSet<(HostId, HostId)>,
     pings: u16,
     flow: Flow,
@@ -109,6 +111,7 @@ impl SimNet {
             in_flight: BTreeMap::new(),
             sent: 0,
             second: (0, 0),
+            max_per_second: MAX_DATAGRAMS_PER_SECOND,
             cut: BTreeSet::new(),
             pings: 0,
             flow: Flow::default(),
@@ -212,6 +215,16 @@ impl SimNet {
     #[must_use]
     pub fn fingerprint(&self, host: HostId) -> Fingerprint {
         self.hosts[host.0].identity().primary().fingerprint()
+    }
+
+    /// How many datagrams all hosts together may send in a second before that is taken for a loop, which panics. Default: 20,000.
+    pub fn allow_datagrams(&mut self, per_second: u64) {
+        self.max_per_second = per_second;
+    }
+
+    /// How many of the latest datagrams are kept for [`SimNet::flow`] and [`SimNet::diagram`]. Default: 100,000.
+    pub fn keep_steps(&mut self, count: usize) {
+        self.flow.keep(count);
     }
 
     /// Makes every path behave like this from now on.
@@ -388,6 +401,17 @@ impl SimNet {
         &self.hosts[host.0].received
     }
 
+    /// The IP packets a host received from the overlay since the last call, oldest first.
+    pub fn take_packets(&mut self, host: HostId) -> Vec<Vec<u8>> {
+        std::mem::take(&mut self.hosts[host.0].received)
+    }
+
+    /// The verified certificate of the host with this overlay address, if `host` has a tunnel to it.
+    #[must_use]
+    pub fn certificate(&self, host: HostId, peer: IpAddr) -> Option<VerifiedCertificate> {
+        self.hosts[host.0].engine.certificate(peer)
+    }
+
     /// IP packets that a host sent on its primary network, past the overlay, oldest first.
     #[must_use]
     pub fn bypassed(&self, host: HostId) -> &[Vec<u8>] {
@@ -410,6 +434,12 @@ impl SimNet {
     pub fn diagram(&self) -> String {
         let names: Vec<_> = self.hosts.iter().map(|host| host.name.as_str()).collect();
         format!("seed {}\n{}", self.seed, self.flow.diagram(&names))
+    }
+
+    /// The time on the virtual clock, for programs of hosts that the test runs beside them.
+    #[must_use]
+    pub fn now(&self) -> Instant {
+        self.now
     }
 
     /// Time since the start.
@@ -501,7 +531,9 @@ impl SimNet {
         true
     }
 
-    fn next_event(&self) -> Option<Instant> {
+    /// When the next datagram arrives or a host has something to do by time.
+    #[must_use]
+    pub fn next_event(&self) -> Option<Instant> {
         let deadlines = self.hosts.iter().filter_map(Host::next_deadline);
         deadlines.chain(self.in_flight.first_key_value().map(|((at, _), _)| *at)).min()
     }
@@ -554,8 +586,9 @@ impl SimNet {
             self.second = (second, self.sent);
         }
         assert!(
-            self.sent - self.second.1 < MAX_DATAGRAMS_PER_SECOND,
-            "{MAX_DATAGRAMS_PER_SECOND} datagrams in one second: hosts answer each other for ever"
+            self.sent - self.second.1 < self.max_per_second,
+            "{} datagrams in one second: hosts answer each other for ever",
+            self.max_per_second
         );
     }
 
@@ -611,7 +644,7 @@ fn number_of(host: HostId) -> [u8; 2] {
 }
 
 const PORT: u16 = 4242;
-/// More than any scenario sends in a second, unless hosts answer each other in a loop.
+/// More than a scenario without streams sends in a second, unless hosts answer each other in a loop.
 const MAX_DATAGRAMS_PER_SECOND: u64 = 20_000;
 /// Wall clock at the start, within the validity of every certificate.
 const START: UnixTime = 1_800_000_000;

@@ -349,7 +349,7 @@ impl Stack {
             IcmpKind::Unreachable => entry.connection.unreachable(Error::Unreachable),
             IcmpKind::TooBig(mtu) => {
                 let headers = packet::header_len(flow.remote.ip()) + MIN_HEADER;
-                entry.connection.limit_mss(mtu.saturating_sub(headers as u32).min(u16::MAX.into()) as u16);
+                entry.connection.limit_mss(now, mtu.saturating_sub(headers as u32).min(u16::MAX.into()) as u16);
             }
         }
         self.settle(now, id);

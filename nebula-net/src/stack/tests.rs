@@ -270,7 +270,7 @@ fn an_icmp_error_ends_a_connection_that_is_being_opened_and_shrinks_the_segments
     assert_eq!(pair.stacks[0].poll_open(id, &mut context()), Poll::Ready(Err(Error::Unreachable)));
 
     pair.stacks[1].listen(None, 80).unwrap();
-    let (near, _) = pair.connect(80);
+    let (near, far) = pair.connect(80);
     assert_eq!(pair.write(0, near, &[0; 5000]), Poll::Ready(Ok(5000)));
     let offload = pair.stacks[0].poll_packet(pair.now, &mut packet).unwrap();
     assert_eq!(offload.segment.unwrap().size, 1300 - 40 - 12);
@@ -278,6 +278,14 @@ fn an_icmp_error_ends_a_connection_that_is_being_opened_and_shrinks_the_segments
     assert_eq!(pair.write(0, near, &[0; 5000]), Poll::Ready(Ok(5000)));
     let offload = pair.stacks[0].poll_packet(pair.now, &mut packet).unwrap();
     assert_eq!(offload.segment.unwrap().size, 700 - 40 - 12);
+    // What did not fit is sent again at once, and after ten minutes larger segments are tried again.
+    pair.carry();
+    pair.pass(Duration::from_secs(1));
+    assert_eq!(pair.read(1, far).map_ok(|bytes| bytes.len()), Poll::Ready(Ok(10_000)));
+    pair.pass(Duration::from_secs(601));
+    assert_eq!(pair.write(0, near, &[0; 5000]), Poll::Ready(Ok(5000)));
+    let offload = pair.stacks[0].poll_packet(pair.now, &mut packet).unwrap();
+    assert_eq!(offload.segment.unwrap().size, 1300 - 40 - 12);
 }
 
 #[test]

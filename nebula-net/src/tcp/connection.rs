@@ -20,6 +20,8 @@ const ORPHAN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Between two keepalive probes without an answer.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 const KEEPALIVE_PROBES: u32 = 9;
+/// How long what a path takes is believed (RFC 1191 section 6.3, RFC 8201 section 4).
+const PATH_MTU_AGE: Duration = Duration::from_secs(600);
 /// After this long, timestamps may have wrapped (RFC 7323 section 5.5).
 const TIMESTAMPS_VALID: Duration = Duration::from_secs(24 * 86_400);
 
@@ -68,8 +70,10 @@ pub struct Connection {
     handshake: Handshake,
     timestamps: Timestamps,
     sack: bool,
-    /// Largest payload of a segment without options: from this side's MTU, then of both sides.
+    /// Largest payload of a segment without options: from this side's MTU, then of both sides, then of the path.
     mss: u16,
+    /// What it was before the path was found to take less, and when that is tried again.
+    before: Option<(u16, Instant)>,
     error: Option<Error>,
     /// A reset is to be sent.
     reset: bool,
@@ -160,6 +164,7 @@ impl Connection {
             timestamps: Timestamps { enabled: true, epoch, offset: timestamp_offset, recent: (0, now), last_ack: 0 },
             sack: true,
             mss,
+            before: None,
             error: None,
             reset: false,
             orphaned: false,
@@ -298,10 +303,22 @@ impl Connection {
         }
     }
 
-    /// Packets on the path may have at most this MSS.
-    pub fn limit_mss(&mut self, mss: u16) {
-        self.mss = self.mss.min(mss.max(MIN_MSS));
-        self.sender.limit_segment(self.segment());
+    /// Packets on the path may have at most this MSS. After ten minutes larger ones are tried again.
+    pub fn limit_mss(&mut self, now: Instant, mss: u16) {
+        let mss = mss.max(MIN_MSS);
+        if mss < self.mss {
+            let largest = self.before.map_or(self.mss, |(largest, _)| largest);
+            self.before = Some((largest, now + PATH_MTU_AGE));
+            self.mss = mss;
+            self.sender.set_segment(self.segment());
+        }
+    }
+
+    fn forget_old_limit(&mut self, now: Instant) {
+        if let Some((mss, _)) = self.before.take_if(|(_, until)| *until <= now) {
+            self.mss = mss;
+            self.sender.set_segment(self.segment());
+        }
     }
 
     /// Sends small segments at once, or waits for the acknowledgement of others.
@@ -452,7 +469,9 @@ impl Connection {
     /// Learns what the peer's SYN says.
     fn take_syn(&mut self, now: Instant, syn: &Header) {
         let Options { mss, window_scale, sack_permitted, timestamps, .. } = syn.options;
-        self.mss = self.mss.min(mss.unwrap_or(DEFAULT_MSS).max(MIN_MSS));
+        let largest = mss.unwrap_or(DEFAULT_MSS).max(MIN_MSS);
+        self.mss = self.mss.min(largest);
+        self.before = self.before.map(|(mss, until)| (mss.min(largest), until));
         self.sack = sack_permitted;
         self.timestamps.enabled = timestamps.is_some();
         self.timestamps.recent = (timestamps.map_or(0, |(value, _)| value), now);
@@ -679,6 +698,7 @@ impl Connection {
     }
 
     fn transmit_data(&mut self, now: Instant, ports: (u16, u16), out: &mut Vec<u8>) -> Option<usize> {
+        self.forget_old_limit(now);
         // Selective acknowledgements take room that segments with data do not have.
         if self.receiver.wants_pure_ack() {
             return self.transmit_ack(now, ports, self.sender.next(), out);

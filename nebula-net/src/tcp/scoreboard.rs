@@ -258,11 +258,16 @@ impl Scoreboard {
 
     /// Marks as lost all that the peer is not known to have.
     pub(crate) fn lose_all(&mut self) {
-        for sent in self.ranges.iter_mut().filter(|sent| sent.state == State::InFlight) {
+        self.lose_longer(0);
+    }
+
+    /// Marks as lost what was sent in ranges of more than `length` bytes, and the peer is not known to have.
+    pub(crate) fn lose_longer(&mut self, length: u64) {
+        for sent in self.ranges.iter_mut().filter(|sent| sent.state == State::InFlight && sent.len() > length) {
             sent.state = State::Lost;
-            self.lost += sent.end - sent.start;
+            self.lost += sent.len();
+            self.in_flight -= sent.len();
         }
-        self.in_flight = 0;
     }
 
     /// The loss was none: everything is on its way still.

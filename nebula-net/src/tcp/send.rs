@@ -164,9 +164,14 @@ impl Sender {
         }
     }
 
-    /// The path takes only segments of this size.
-    pub(crate) fn limit_segment(&mut self, segment: usize) {
-        self.segment = self.segment.min(segment.max(1));
+    /// Sends segments of this size from now on. Longer ones that are on their way did not fit the path, which is no congestion: they
+    /// are sent again at once.
+    pub(crate) fn set_segment(&mut self, segment: usize) {
+        let segment = segment.max(1);
+        if segment < self.segment {
+            self.board.lose_longer(segment as u64);
+        }
+        self.segment = segment;
     }
 
     pub(crate) fn segment(&self) -> usize {

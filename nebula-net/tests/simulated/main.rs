@@ -1,0 +1,7 @@
+//! Streams through the stack over hosts of the simulator: bad links, changing paths, peers that end.
+
+mod histories;
+mod paths;
+mod peers;
+mod stream;
+mod world;
