@@ -109,7 +109,7 @@ impl Config {
             drop_local_broadcast: false,
             drop_multicast: false,
             path_mtu: None,
-            measure_paths: true,
+            measure_paths: false,
             keep: Keep::default(),
             capture: None,
         }

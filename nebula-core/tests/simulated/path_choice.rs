@@ -55,7 +55,7 @@ impl Homed {
         let spec = |name, host: u8| {
             let others: Vec<_> = (1..latencies.len() as u8).map(|n| endpoint(host, n)).collect();
             let others: Vec<_> = others.iter().map(String::as_str).collect();
-            HostSpec::new(name).also_at(&others)
+            HostSpec::new(name).also_at(&others).config(|config| config.measure_paths = true)
         };
         let b = net.add(spec("b", 1).config(change_b));
         let a = net.add(spec("a", 2).config(change_a));
