@@ -69,7 +69,7 @@ impl Homed {
     }
 
     fn set(&mut self, n: usize, link: Link) {
-        let [b, a] = [1, 2].map(|host| endpoint(host, n as u8).parse().unwrap());
+        let [b, a] = [1, 2].map(|host| endpoint(host, n as u8).parse().expect("an endpoint"));
         self.net.set_path(a, b, link);
     }
 
@@ -111,7 +111,7 @@ impl Homed {
         self.net.events(host).iter().filter(|event| matches!(event, Event::Roamed { .. })).count()
     }
 
-    fn lost(&self) -> [usize; 2] {
+    fn received(&self) -> [usize; 2] {
         [self.a, self.b].map(|host| self.net.payloads(host, 7).len())
     }
 }
@@ -137,7 +137,7 @@ fn the_fastest_path_is_found_and_no_packet_is_lost_on_the_way_there() {
         homed.talk(10 * SECOND, 100);
         homed.net.run_for(SECOND);
         assert_eq!(homed.used(), [Some(best); 2], "seed {seed}\n{}", homed.net.diagram());
-        assert_eq!(homed.lost(), [1000; 2], "seed {seed}");
+        assert_eq!(homed.received(), [1000; 2], "seed {seed}");
         assert_eq!(homed.net.tunnels_to(homed.a, homed.b).len(), 1, "it is the same tunnel");
     }
 }

@@ -402,7 +402,3 @@ const LED_FOR: Duration = Duration::from_secs(60);
 const EACH_ROUND: usize = 3;
 /// More ways to one peer are not looked at: lighthouses and the configuration name them.
 const MAX_WAYS: usize = 64;
-
-#[cfg(test)]
-#[cfg(not(loom))]
-mod tests;
