@@ -74,6 +74,9 @@ pub struct Config {
     /// MTU of the overlay device in bytes: how large the packets are that path MTU discovery tries to get to each peer.
     /// `None`: no discovery, and every packet is sent whatever the path carries.
     pub path_mtu: Option<u16>,
+    /// Measure the paths to a peer that has several, by probes in its tunnel, and use the best. Direct paths are measured
+    /// only with peers that do so, too.
+    pub measure_paths: bool,
     /// Peers whose tunnels are kept although nobody uses them.
     pub keep: Keep,
     /// What is known about the cluster that this node is a pod of. Its packets are addressed to pods and Services, and
@@ -106,6 +109,7 @@ impl Config {
             drop_local_broadcast: false,
             drop_multicast: false,
             path_mtu: None,
+            measure_paths: false,
             keep: Keep::default(),
             capture: None,
         }
@@ -229,6 +233,7 @@ impl Config {
             drop_local_broadcast: _,
             drop_multicast: _,
             path_mtu,
+            measure_paths,
             keep,
             capture,
         } = other;
@@ -247,6 +252,7 @@ impl Config {
             (Part::StaticHosts, self.static_hosts != *static_hosts),
             (Part::Lighthouse, self.lighthouse != *lighthouse),
             (Part::PathMtu, self.path_mtu != *path_mtu),
+            (Part::MeasurePaths, self.measure_paths != *measure_paths),
             (Part::Keep, self.keep != *keep),
             (Part::Capture, self.capture.as_ref().map(address_of) != capture.as_ref().map(address_of)),
         ];
@@ -286,6 +292,8 @@ pub enum Part {
     Lighthouse,
     /// [`Config::path_mtu`]: every path is examined again.
     PathMtu,
+    /// [`Config::measure_paths`]: everything that was measured is forgotten.
+    MeasurePaths,
     /// [`Config::keep`]: missing tunnels are made at once; those that are no longer kept stay until they end.
     Keep,
     /// [`Config::capture`]: known flows are checked again, packets that wait for it are sent, and tunnels to pods whose

@@ -204,8 +204,8 @@ pub use engine::{Batch, Datagram, Engine, Output, Packet};
 pub use forward::{Forwarder, Lane};
 pub use index::{LocalIndex, RelayIndex, RemoteIndex};
 pub use node::{
-    FlowTrace, GatewayState, GatewayStatus, Node, Outcome, PendingStatus, RelayState, RelayStatus, TableSizes,
-    TunnelStatus, WallClock, Whereabouts,
+    FlowTrace, GatewayState, GatewayStatus, Node, Outcome, PathReason, PathStatus, PendingStatus, RelayState,
+    RelayStatus, TableSizes, TunnelStatus, WallClock, Whereabouts,
 };
 pub use output::{Event, Origin, PacketOwned, PeerCertificate, Punt, Transmit, TunnelDownReason, Verdict};
 pub use seed::{NoRandomness, Seed};

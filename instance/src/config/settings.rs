@@ -61,6 +61,8 @@ pub struct Settings {
     pub timers: Timers,
     /// Peers whose tunnels are kept.
     pub keep: Keep,
+    /// Whether paths to peers are measured.
+    pub measures_paths: bool,
     /// Underlay networks preferred over others.
     pub preferred_ranges: Vec<ipnet::IpNet>,
     /// Underlay socket.
@@ -214,6 +216,7 @@ impl Settings {
             handshakes,
             timers: timers(section),
             keep: keep(section),
+            measures_paths: section.boolean("tunnels.measure_paths", false),
             preferred_ranges: preferred_ranges(section),
             listen,
             routines: routines(section),
@@ -262,6 +265,7 @@ impl Settings {
         config.handshakes = self.handshakes.clone();
         config.timers = self.timers.clone();
         config.keep = self.keep.clone();
+        config.measure_paths = self.measures_paths;
         config.preferred_ranges = self.preferred_ranges.clone();
         config.send_recv_error = self.listen.send_recv_error;
         config.accept_recv_error = self.listen.accept_recv_error;

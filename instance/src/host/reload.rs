@@ -390,6 +390,7 @@ fn report_reloaded(part: Part, old: &Settings, new: &Settings) {
         Part::Timers => tracing::info!("tunnels, counters and timers.requery_wait_duration have been reloaded"),
         Part::PreferredRanges => tracing::info!("preferred_ranges has been reloaded"),
         Part::DisconnectInvalid => tracing::info!("pki.disconnect_invalid has been reloaded"),
+        Part::MeasurePaths => tracing::info!("tunnels.measure_paths has been reloaded"),
         Part::Keep => tracing::info!("tunnels.keep and tunnels.keep_groups have been reloaded"),
         Part::PathMtu => tracing::info!("tun.mtu and tun.path_mtu_discovery have been reloaded"),
         Part::Lighthouse => tracing::info!("lighthouse settings have been reloaded"),

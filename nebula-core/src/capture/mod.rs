@@ -34,6 +34,7 @@ pub(crate) use entry::tcp;
 pub(crate) use flows::{Course, First, NoCourse, Translations};
 pub(crate) use fragments::Identity;
 pub use rendezvous::rendezvous;
+pub(crate) use rendezvous::scramble_address;
 pub(crate) use translation::{Change, Rewrite, Translation};
 
 /// The directory in force.

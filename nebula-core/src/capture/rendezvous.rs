@@ -30,7 +30,8 @@ pub(super) fn tag(address: IpAddr, port: u16) -> u32 {
     scramble_address(port.into(), address) as u32
 }
 
-fn scramble_address(x: u64, address: IpAddr) -> u64 {
+/// Mixes an address into a number.
+pub(crate) fn scramble_address(x: u64, address: IpAddr) -> u64 {
     let bits = match address {
         IpAddr::V4(v4) => v4.to_bits().into(),
         IpAddr::V6(v6) => v6.to_bits(),

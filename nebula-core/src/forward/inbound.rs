@@ -20,8 +20,8 @@ use crate::firewall::Firewall;
 use crate::index::{LocalIndex, RelayIndex};
 use crate::tunnel::Tunnel;
 use crate::wire::header::{HEADER_LEN, MessageType, TAG_LEN};
-use crate::wire::icmp;
 use crate::wire::ip::{FlowKey, Packet};
+use crate::wire::{icmp, path_probe};
 use crate::{DropReason, Origin, Punt};
 
 impl Forwarder {
@@ -82,6 +82,16 @@ fn finish(lane: &mut Lane, mut batch: Batch, buffer: &[u8]) {
     lane.batch = Batch { unknown: 0, recv_errors: 0, answers: 0, ..batch };
 }
 
+/// Whether all that was authenticated only measures a path.
+#[cold]
+fn only_measures(buffer: &[u8], run: &[Piece]) -> bool {
+    let mut good = run.iter().filter(|piece| piece.good);
+    good.all(|piece| {
+        let body = &buffer[piece.range.start + HEADER_LEN..piece.range.end - TAG_LEN];
+        path_probe::only_measures(piece.header.kind, body)
+    })
+}
+
 /// The previous flow of a run.
 struct Last {
     flow: FlowKey,
@@ -110,7 +120,7 @@ impl Stage<'_> {
         if !self.authenticate(buffer, tunnel, run) {
             return;
         }
-        self.hear(tunnel, from);
+        self.hear(tunnel, from, || only_measures(buffer, run));
         let mut last = None;
         for piece in run.iter().filter(|piece| piece.good) {
             let plaintext = piece.range.start + HEADER_LEN..piece.range.end - TAG_LEN;

@@ -81,8 +81,8 @@ impl Stage<'_> {
     }
 
     /// Marks the peer as heard from, and tells the control plane if the tunnel is thereby confirmed or the peer has
-    /// roamed.
-    pub(super) fn hear(&mut self, tunnel: &Tunnel, from: Origin) {
+    /// roamed. It has not if all that came `only_measures` a path.
+    pub(super) fn hear(&mut self, tunnel: &Tunnel, from: Origin, only_measures: impl FnOnce() -> bool) {
         let index = tunnel.local_index;
         if !tunnel.is_confirmed() && !self.batch.confirmed.contains(&index) {
             self.batch.confirmed.push(index);
@@ -91,7 +91,9 @@ impl Stage<'_> {
         match from {
             Origin::Direct(endpoint) => {
                 tunnel.mark_received();
-                self.notice_roaming(tunnel, endpoint);
+                if tunnel.endpoint() != Some(endpoint) && !only_measures() {
+                    self.notice_roaming(tunnel, endpoint);
+                }
             }
             Origin::Relayed { .. } => tunnel.mark_relayed(),
         }
@@ -99,7 +101,7 @@ impl Stage<'_> {
 
     fn notice_roaming(&mut self, tunnel: &Tunnel, from: SocketAddr) {
         let index = tunnel.local_index;
-        if tunnel.endpoint() != Some(from) && self.batch.moves.admits((index, from), self.now) {
+        if self.batch.moves.admits((index, from), self.now) {
             self.lane.punt(Punt::Roamed { tunnel: index, from });
         }
     }

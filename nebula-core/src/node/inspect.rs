@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use nebula_cert::Version;
 
 use super::Node;
+use super::path_choice::{Choice, PathReason, Way};
 use super::tunnels::Live;
 use crate::counters::Direction;
 use crate::diagnosis::{Diagnosis, PeerClock};
@@ -47,10 +48,30 @@ pub struct TunnelStatus {
     pub version: Version,
     /// This node started the handshake.
     pub initiator: bool,
+    /// Paths to the peer that this node measures. Empty if there are not several, or if the peer measures them.
+    pub paths: Vec<PathStatus>,
+    /// Why this node uses the path that it uses, if it measures.
+    pub path_reason: Option<PathReason>,
     /// Carries this node's packets to the peer.
     pub primary: bool,
     /// Time the handshake took, for tunnels this node initiated.
     pub handshake: Option<Duration>,
+}
+
+/// One path to a peer, as this node measured it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PathStatus {
+    /// Endpoint of the peer, if the path is direct.
+    pub endpoint: Option<SocketAddr>,
+    /// Otherwise the relay, by its first overlay address.
+    pub relay: Option<IpAddr>,
+    /// Median of the last round trips; `None` if the path never answered or does not any more.
+    pub round_trip: Option<Duration>,
+    /// Share of the last probes that were lost, in percent; `None` if there was none.
+    pub loss: Option<u32>,
+    /// This node sends by it.
+    pub in_use: bool,
 }
 
 /// A handshake that this node started.
@@ -202,11 +223,28 @@ impl TunnelStatus {
             message_counter: tunnel.session.next_counter(),
             received_counter: tunnel.session.replay.highest(),
             version: tunnel.peer.version(),
+            paths: live.choice.iter().flat_map(|choice| paths(choice, forwarder)).collect(),
+            path_reason: live.choice.as_ref().map(|choice| choice.reason()),
             initiator: tunnel.initiator,
             primary: forwarder.tunnels().is_primary(tunnel),
             handshake: live.took,
         }
     }
+}
+
+/// The paths of a tunnel that were measured.
+fn paths<'a>(choice: &'a Choice, forwarder: &'a Forwarder) -> impl Iterator<Item = PathStatus> + 'a {
+    choice.ways().map(|measured| {
+        let (endpoint, relay) = match measured.way() {
+            Way::Direct(endpoint) => (Some(endpoint), None),
+            Way::Relayed(hop) => {
+                let relay = forwarder.tunnels().by_index(hop.tunnel);
+                (None, relay.and_then(|relay| relay.peer_addresses.first().copied()))
+            }
+        };
+        let in_use = measured.way() == choice.current();
+        PathStatus { endpoint, relay, round_trip: measured.round_trip(), loss: measured.loss(), in_use }
+    })
 }
 
 impl RelayStatus {

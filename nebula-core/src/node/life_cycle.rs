@@ -43,6 +43,7 @@ impl Node {
         }
         self.prepare_path_mtu(now, &mut live);
         self.tunnels.insert(live);
+        self.inherit_measurements(tunnel.local_index);
         if self.tunnels.is_newest(&tunnel, self.forwarder.tunnels()) {
             self.forwarder.tunnels().set_primary(&tunnel);
         }
@@ -128,7 +129,10 @@ impl Node {
         };
         self.timer.set_on_grid(Due::Tunnel(index), now + wait);
         match decision {
-            Decision::Probe => self.paths(now).probe(&tunnel),
+            Decision::Probe => {
+                self.paths(now).probe(&tunnel);
+                self.paths(now).expect_answer(&tunnel);
+            }
             Decision::Alive { punch: true, .. } | Decision::Idle => self.paths(now).keep_mapping(&tunnel),
             _ => {}
         }
@@ -141,6 +145,7 @@ impl Node {
         if primary && traffic.sent {
             self.seek_path(now, &tunnel);
             self.look_after_path_mtu(now, index);
+            self.paths(now).measure(index);
         }
     }
 
@@ -237,7 +242,9 @@ impl Node {
     pub(super) fn remove_tunnel(&mut self, index: LocalIndex, reason: TunnelDownReason) {
         let Some(live) = self.tunnels.remove(index) else { return };
         self.timer.cancel(Due::Tunnel(index));
-        self.timer.cancel(Due::PathMtu(index));
+        for due in [Due::PathMtu(index), Due::PathChoice(index), Due::Elsewhere(index)] {
+            self.timer.cancel(due);
+        }
         self.forwarder.tunnels().retire(index);
         let peer = live.tunnel.peer_addresses.clone();
         for &address in &peer {

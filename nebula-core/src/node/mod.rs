@@ -2,7 +2,7 @@
 //!
 //! - Tables with their rules, which know nothing of each other's owner: `timer`, `tunnels`, `hops`, `outbox`, and under
 //!   capture `held`, `incarnations`.
-//! - What needs several tables borrows them from [`Node`] for one call: `confirmation` (`Callers`), `paths` and `path_mtu` (`Paths`),
+//! - What needs several tables borrows them from [`Node`] for one call: `confirmation` (`Callers`), `paths`, `path_mtu` and `path_choice` (`Paths`),
 //!   `relaying` (`Relaying`), `rendezvous` (`Rendezvous`). These send messages, but start no handshake and end no tunnel.
 //! - What starts handshakes or ends tunnels is a method of [`Node`]: `handshakes`, `life_cycle`, and the first block of
 //!   the files above. These call each other in circles, as the protocol does: a handshake asks the lighthouses for an
@@ -19,6 +19,7 @@ mod incarnations;
 mod inspect;
 mod life_cycle;
 mod outbox;
+mod path_choice;
 mod path_mtu;
 mod paths;
 mod relaying;
@@ -41,9 +42,10 @@ pub use self::gateways::{GatewayState, GatewayStatus};
 use self::held::Held;
 use self::hops::Hops;
 pub use self::inspect::{
-    FlowTrace, Outcome, PendingStatus, RelayState, RelayStatus, TableSizes, TunnelStatus, Whereabouts,
+    FlowTrace, Outcome, PathStatus, PendingStatus, RelayState, RelayStatus, TableSizes, TunnelStatus, Whereabouts,
 };
 use self::outbox::Outbox;
+pub use self::path_choice::PathReason;
 use self::timer::{Due, Timer};
 #[cfg(feature = "simulator")]
 pub(crate) use self::tunnels::Established;
@@ -59,6 +61,7 @@ use crate::index::LocalIndex;
 use crate::lighthouse::{self, LocalAddress};
 use crate::tunnel::ReservedIndex;
 use crate::wire::header::MessageType;
+use crate::wire::path_probe::{PathProbe, PathReply};
 use crate::{
     Config, DropReason, Event, FlowKey, Forwarder, Origin, PacketOwned, Part, Punt, Seed, Transmit, TunnelDownReason,
 };
@@ -306,6 +309,7 @@ impl Node {
                 Part::Relay => self.apply_relay_settings(now),
                 Part::Lighthouse => self.apply_lighthouse_settings(now),
                 Part::PathMtu => self.examine_all_paths(),
+                Part::MeasurePaths => self.forget_measurements(),
                 Part::Keep => self.apply_kept(now),
                 Part::Capture => {
                     self.end_former_pods(now, old.capture.as_deref());
@@ -367,11 +371,19 @@ impl Node {
         let Some(tunnel) = self.forwarder.tunnels().by_index(index) else { return };
         match kind {
             MessageType::Lighthouse => self.handle_lighthouse_message(now, &tunnel, body),
-            MessageType::TestRequest => self.paths(now).answer_test(&tunnel, from, body),
-            MessageType::TestReply => {
-                self.paths(now).handle_test_reply(&tunnel, from);
-                self.paths(now).handle_probe_reply(&tunnel, from, body);
+            MessageType::TestRequest => {
+                let probe = PathProbe::read(body);
+                if !probe.is_some_and(|probe| self.paths(now).answer_probe(&tunnel, from, probe)) {
+                    self.paths(now).answer_test(&tunnel, from, body);
+                }
             }
+            MessageType::TestReply => match PathReply::read(body) {
+                Some(reply) => self.paths(now).handle_measured(&tunnel, from, reply),
+                None => {
+                    self.paths(now).handle_test_reply(&tunnel, from);
+                    self.paths(now).handle_probe_reply(&tunnel, from, body);
+                }
+            },
             MessageType::CloseTunnel => self.remove_tunnel(index, TunnelDownReason::ClosedByPeer),
             MessageType::Control => self.handle_control(now, &tunnel, body),
             MessageType::Handshake | MessageType::Data | MessageType::Relay | MessageType::RecvError => {
@@ -385,6 +397,8 @@ impl Node {
             Due::Handshake(peer) => self.handshake_due(now, peer),
             Due::Tunnel(index) => self.check_tunnel(now, index),
             Due::PathMtu(index) => self.paths(now).path_mtu_due(index),
+            Due::PathChoice(index) => self.paths(now).path_choice_due(index),
+            Due::Elsewhere(index) => self.paths(now).elsewhere_due(index),
             Due::HalfOpen(index) => self.callers(now).due(index),
             Due::LighthouseUpdate => self.update_lighthouses(now),
             Due::HolePunch => self.punch_due(now),

@@ -68,7 +68,7 @@ pub(super) struct Paths<'a> {
     pub(super) config: &'a Config,
     pub(super) tunnels: &'a mut Tunnels,
     pub(super) hops: &'a Hops,
-    lighthouse: &'a mut lighthouse::Client,
+    pub(super) lighthouse: &'a mut lighthouse::Client,
     pub(super) timer: &'a mut Timer,
     pub(super) outbox: &'a mut Outbox,
     pub(super) forwarder: &'a Forwarder,
@@ -87,7 +87,7 @@ impl Paths<'_> {
     }
 
     /// Moves a tunnel to the endpoint at which its peer was heard.
-    fn follow(&mut self, index: LocalIndex, from: SocketAddr) {
+    pub(super) fn follow(&mut self, index: LocalIndex, from: SocketAddr) {
         let Some(live) = self.tunnels.get_mut(index) else { return };
         if !self.config.may_be_at(&live.tunnel.peer_addresses, from) || !live.move_to(self.now, from) {
             return;
@@ -227,7 +227,7 @@ impl Paths<'_> {
 
     /// Sends a test request that does not count as traffic in the traffic check, where it would keep an idle tunnel
     /// alive.
-    fn try_endpoint(&mut self, tunnel: &Tunnel, at: SocketAddr) {
+    pub(super) fn try_endpoint(&mut self, tunnel: &Tunnel, at: SocketAddr) {
         if let Some(request) = seal(tunnel, MessageType::TestRequest, &[]) {
             self.outbox.datagram(at, request);
         }

@@ -15,6 +15,10 @@ pub(super) enum Due {
     Tunnel(LocalIndex),
     /// Next step of the search for the path MTU of this tunnel.
     PathMtu(LocalIndex),
+    /// Next round of measurements of the paths of this tunnel.
+    PathChoice(LocalIndex),
+    /// Try the peer of this tunnel elsewhere if it still owes an answer.
+    Elsewhere(LocalIndex),
     /// Look after the tunnels that are kept.
     Warm,
     /// Look at the gateways of subnet routes.

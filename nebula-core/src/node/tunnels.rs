@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use nebula_cert::{Fingerprint, UnixTime, Version};
 
 use super::incarnations::Incarnations;
+use super::path_choice::Choice;
 use super::path_mtu::Search;
 use crate::config::Timers;
 use crate::index::{LocalIndex, RemoteIndex};
@@ -50,6 +51,8 @@ pub(super) struct Live {
     pub(super) incarnations: Incarnations,
     /// How large a packet the path to the peer carries.
     pub(super) path_mtu: Search,
+    /// Which path is best, if there are several and the tunnel is in use.
+    pub(super) choice: Option<Box<Choice>>,
     /// Packets that open connections, and wait until that is known.
     pub(super) openings: Vec<PacketOwned>,
 }
@@ -75,6 +78,7 @@ impl Live {
             incarnations: Incarnations::default(),
             // What this node waited for after it answered.
             path_mtu: Search::new(now, took.unwrap_or_else(|| now.saturating_duration_since(since))),
+            choice: None,
             openings: Vec::new(),
         }
     }

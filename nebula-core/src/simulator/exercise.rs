@@ -388,7 +388,7 @@ impl Exercise {
             && waiting_bytes <= pending * 100 * 100
             && sizes.candidates <= others
             && sizes.reports <= others
-            && sizes.deadlines <= tunnels + half_open + pending + 3
+            && sizes.deadlines <= 3 * tunnels + half_open + pending + 3
             && sizes.relay_hops <= 4 * others * others
             && sizes.punches <= 1024;
         if holds { Ok(()) } else { Err(format!("{} remembers too much: {sizes:?}", NAMES[host])) }

@@ -17,6 +17,8 @@ pub(super) struct Host {
     pub(super) overlay: Vec<IpAddr>,
     /// Address of its socket; private if it is behind a NAT.
     pub(super) underlay: SocketAddr,
+    /// More addresses of its socket.
+    pub(super) also_at: Vec<SocketAddr>,
     pub(super) nat: Option<usize>,
     pub(super) is_up: bool,
     pub(super) engine: Engine,
@@ -33,7 +35,7 @@ pub(super) struct Host {
 impl Host {
     pub(super) fn new(
         name: String,
-        underlay: SocketAddr,
+        (underlay, also_at): (SocketAddr, Vec<SocketAddr>),
         nat: Option<usize>,
         config: Config,
         now: Instant,
@@ -47,6 +49,7 @@ impl Host {
             name,
             overlay,
             underlay,
+            also_at,
             nat,
             is_up: true,
             engine,
@@ -56,7 +59,8 @@ impl Host {
             bypassed: Vec::new(),
             outgoing: VecDeque::new(),
         };
-        let addresses = vec![LocalAddress { address: underlay.ip(), interface: "eth0".to_owned() }];
+        let addresses = host.endpoints().map(|at| LocalAddress { address: at.ip(), interface: "eth0".to_owned() });
+        let addresses = addresses.collect();
         host.control(now, |node| node.set_local_addresses(addresses));
         host
     }
@@ -64,7 +68,18 @@ impl Host {
     /// Loses all state, as after a crash.
     pub(super) fn restart(&mut self, now: Instant, wall: WallClock, seed: Seed) {
         let (name, config) = (self.name.clone(), self.config.clone());
-        *self = Self::new(name, self.underlay, self.nat, config, now, wall, seed);
+        let at = (self.underlay, std::mem::take(&mut self.also_at));
+        *self = Self::new(name, at, self.nat, config, now, wall, seed);
+    }
+
+    /// Every address of its socket.
+    pub(super) fn endpoints(&self) -> impl Iterator<Item = SocketAddr> {
+        std::iter::once(self.underlay).chain(self.also_at.iter().copied())
+    }
+
+    /// The address from which a datagram to `to` leaves.
+    pub(super) fn source_towards(&self, to: SocketAddr) -> SocketAddr {
+        self.endpoints().find(|own| is_one_network(own.ip(), to.ip())).unwrap_or(self.underlay)
     }
 
     /// Certificates it started with.
@@ -136,6 +151,15 @@ impl Host {
             let _verdict = self.send(now, &packet::echo(to, from, true, identifier, sequence));
         }
         self.received.push(packet);
+    }
+}
+
+/// Whether two addresses are in the same /24 or /64.
+fn is_one_network(a: IpAddr, b: IpAddr) -> bool {
+    match (a, b) {
+        (IpAddr::V4(a), IpAddr::V4(b)) => a.to_bits() >> 8 == b.to_bits() >> 8,
+        (IpAddr::V6(a), IpAddr::V6(b)) => a.to_bits() >> 64 == b.to_bits() >> 64,
+        _ => false,
     }
 }
 

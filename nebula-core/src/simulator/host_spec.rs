@@ -18,6 +18,7 @@ pub struct HostSpec {
     pub(super) unsafe_networks: Vec<IpNet>,
     pub(super) groups: Vec<String>,
     pub(super) underlay: Option<SocketAddr>,
+    pub(super) also_at: Vec<SocketAddr>,
     pub(super) nat: Option<NatId>,
     pub(super) not_after: UnixTime,
     pub(super) knows: Vec<HostId>,
@@ -36,6 +37,7 @@ impl HostSpec {
             unsafe_networks: Vec::new(),
             groups: Vec::new(),
             underlay: None,
+            also_at: Vec::new(),
             nat: None,
             not_after: authority::NOT_AFTER,
             knows: Vec::new(),
@@ -76,6 +78,14 @@ impl HostSpec {
     #[must_use]
     pub fn underlay(mut self, underlay: &str) -> Self {
         self.underlay = Some(underlay.parse().expect("an endpoint"));
+        self
+    }
+
+    /// Gives its socket more addresses. A datagram leaves from the one in the /24 or /64 of its destination, and from the
+    /// first if there is none.
+    #[must_use]
+    pub fn also_at(mut self, underlay: &[&str]) -> Self {
+        self.also_at = underlay.iter().map(|text| text.parse().expect("an endpoint")).collect();
         self
     }
 

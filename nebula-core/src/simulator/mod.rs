@@ -70,6 +70,8 @@ pub struct SimNet {
     link: Link,
     /// Paths that differ from [`SimNet::link`].
     links: BTreeMap<(HostId, HostId), Link>,
+    /// Paths between two endpoints that differ from those.
+    paths: BTreeMap<(SocketAddr, SocketAddr), Link>,
     hosts: Vec<Host>,
     nats: Vec<Nat>,
     in_flight: BTreeMap<(Instant, u64), InFlight>,
@@ -106,6 +108,7 @@ impl SimNet {
             authority: Authority::seeded(curve, seed),
             link: Link::default(),
             links: BTreeMap::new(),
+            paths: BTreeMap::new(),
             hosts: Vec::new(),
             nats: Vec::new(),
             in_flight: BTreeMap::new(),
@@ -157,7 +160,7 @@ impl SimNet {
         for host in spec.knows {
             let host = &self.hosts[host.0];
             for address in &host.overlay {
-                config.static_hosts.insert(*address, vec![host.underlay]);
+                config.static_hosts.insert(*address, host.endpoints().collect());
             }
         }
         config.lighthouse.hosts = spec.lighthouses.iter().map(|host| self.hosts[host.0].overlay[0]).collect();
@@ -165,7 +168,7 @@ impl SimNet {
         let underlay = spec.underlay.unwrap_or(default_underlay);
         let nat = spec.nat.map(|nat| nat.0);
         let (wall, seed) = (self.wall(), self.random_seed());
-        self.hosts.push(Host::new(spec.name, underlay, nat, config, self.now, wall, seed));
+        self.hosts.push(Host::new(spec.name, (underlay, spec.also_at), nat, config, self.now, wall, seed));
         id
     }
 
@@ -179,7 +182,7 @@ impl SimNet {
     /// Tells `host` the endpoint of `peer`, as its configuration would.
     pub fn introduce(&mut self, host: HostId, peer: HostId) {
         let peer = &self.hosts[peer.0];
-        let known: Vec<_> = peer.overlay.iter().map(|address| (*address, vec![peer.underlay])).collect();
+        let known: Vec<_> = peer.overlay.iter().map(|address| (*address, peer.endpoints().collect())).collect();
         self.hosts[host.0].add_static_hosts(self.now, known);
         self.dispatch(host);
     }
@@ -236,6 +239,11 @@ impl SimNet {
     /// Makes the path between the two behave like this from now on, in both directions.
     pub fn set_link_between(&mut self, a: HostId, b: HostId, link: Link) {
         self.links.extend([((a, b), link), ((b, a), link)]);
+    }
+
+    /// Makes the path between two endpoints behave like this from now on, in both directions; for hosts with several.
+    pub fn set_path(&mut self, a: SocketAddr, b: SocketAddr, link: Link) {
+        self.paths.extend([((a, b), link), ((b, a), link)]);
     }
 
     /// Drops everything between the two from now on.
@@ -546,12 +554,14 @@ impl SimNet {
                 Some(nat) if !self.shares_nat(nat, transmit.to) => {
                     self.nats[nat].outbound(self.now, host.underlay, transmit.to)
                 }
-                _ => host.underlay,
+                Some(_) => host.underlay,
+                None => host.source_towards(transmit.to),
             };
             let datagram = InFlight { from, to: transmit.to, datagram: transmit.datagram };
             let receiver = self.locate(&datagram).map(|(host, _)| host);
             let blocked = receiver.is_some_and(|receiver| self.cut.contains(&(sender, receiver)));
-            let link = receiver.and_then(|receiver| self.links.get(&(sender, receiver))).copied().unwrap_or(self.link);
+            let between = || receiver.and_then(|receiver| self.links.get(&(sender, receiver)));
+            let link = self.paths.get(&(from, datagram.to)).or_else(between).copied().unwrap_or(self.link);
             let arrivals = match blocked {
                 true => Vec::new(),
                 false => link.arrivals(datagram.datagram.len(), &mut self.rng),
@@ -608,7 +618,7 @@ impl SimNet {
     }
 
     fn host_at(&self, underlay: SocketAddr, nat: Option<usize>) -> Option<HostId> {
-        let is_there = |host: &Host| host.is_up && host.underlay == underlay && host.nat == nat;
+        let is_there = |host: &Host| host.is_up && host.nat == nat && host.endpoints().any(|own| own == underlay);
         self.hosts.iter().position(is_there).map(HostId)
     }
 

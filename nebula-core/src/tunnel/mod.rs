@@ -174,6 +174,12 @@ impl Tunnel {
         }
     }
 
+    /// Whether the peer was heard since the last call of [`Tunnel::take_traffic`].
+    #[must_use]
+    pub(crate) fn was_heard(&self) -> bool {
+        self.received.load(Ordering::Relaxed) || self.relayed.load(Ordering::Relaxed)
+    }
+
     /// Traffic since the last call.
     pub(crate) fn take_traffic(&self) -> Traffic {
         let take = |mark: &AtomicBool| mark.swap(false, Ordering::Relaxed);

@@ -32,6 +32,7 @@ mod lighthouse;
 mod lossy_link;
 mod nat;
 mod partition;
+mod path_choice;
 mod path_mtu;
 mod random_operations;
 mod recovery;

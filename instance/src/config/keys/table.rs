@@ -325,6 +325,13 @@ pub(super) const KEYS: &[Key] = &[
     key("handshakes.query_buffer", Number(0, U32), "64", NO_CHANNEL, "length of a queue"),
     key("tunnels.keep", Texts, "[]", OnReload, "overlay addresses of peers, at most 64, whose tunnels are kept"),
     key("tunnels.keep_groups", Texts, "[]", OnReload, "groups: tunnels to hosts with one of them are kept once made"),
+    key(
+        "tunnels.measure_paths",
+        Boolean,
+        "false",
+        OnReload,
+        "measure the paths to a peer that has several, and use the best",
+    ),
     key("tunnels.drop_inactive", Boolean, "false", OnReload, "close tunnels without traffic"),
     key("tunnels.inactivity_timeout", Duration, "10m", OnReload, "how long they may be without traffic"),
     key("timers.connection_alive_interval", Number(1, 86_400), "5", OnStart, "seconds between two checks of a tunnel"),

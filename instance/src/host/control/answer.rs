@@ -11,7 +11,7 @@ use nebula_core::counters::Direction;
 use nebula_core::firewall::{Cidr, NearMiss, Policy, PortRange, Protocol, Rule};
 use nebula_core::forward::Capture;
 use nebula_core::lighthouse::KnownEndpoints;
-use nebula_core::{DropReason, FlowTrace, GatewayStatus, Outcome, TunnelStatus, Whereabouts};
+use nebula_core::{DropReason, FlowTrace, GatewayStatus, Outcome, PathStatus, TunnelStatus, Whereabouts};
 use serde_json::{Value, json};
 
 pub(super) fn texts<T: ToString>(items: impl IntoIterator<Item = T>) -> Value {
@@ -29,6 +29,8 @@ pub(super) fn tunnel(tunnel: &TunnelStatus) -> Value {
         "endpoint": text(tunnel.endpoint),
         "relay": text(tunnel.relay),
         "mtu": tunnel.path_mtu,
+        "paths": paths(tunnel),
+        "path_reason": text(tunnel.path_reason),
         "primary": tunnel.primary,
         "initiator": tunnel.initiator,
         "certificate_version": tunnel.version.number(),
@@ -53,6 +55,20 @@ pub(super) fn gateway(status: &GatewayStatus, flows: &BTreeMap<(IpNet, IpAddr), 
         "state_seconds": status.lasts.map(|lasts| lasts.as_secs()),
         "flows": status.lasts.map(|_| flows.get(&(network, address)).copied().unwrap_or(0)),
     })
+}
+
+/// The paths to the peer that were measured.
+fn paths(tunnel: &TunnelStatus) -> Value {
+    let path = |path: &PathStatus| {
+        json!({
+            "endpoint": text(path.endpoint),
+            "relay": text(path.relay),
+            "round_trip_ms": path.round_trip.map(|time| time.as_secs_f64() * 1000.0),
+            "loss_percent": path.loss,
+            "in_use": path.in_use,
+        })
+    };
+    tunnel.paths.iter().map(path).collect()
 }
 
 pub(super) fn certificate(certificate: &Certificate, now: UnixTime) -> Value {

@@ -1,0 +1,404 @@
+//! Chooses the path to a peer by measurement: round trip and loss of probes by every path there is.
+//!
+//! The two ends of a tunnel see the same direct paths, so only one of them measures and chooses; the other follows, as it
+//! follows a peer that moves. Each end chooses the relay of its own packets. Everything is paid for by traffic: a probe and its
+//! answer for every 200 datagrams, and a small advance for a new tunnel. An idle tunnel is not probed.
+
+mod budget;
+mod measured;
+mod probing;
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use self::budget::Budget;
+use self::measured::{Measured, Merit};
+use crate::index::Hop;
+use crate::wire::path_probe::{Answerer, PathProbe, PathReply};
+
+/// A path to the peer of a tunnel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// To this endpoint.
+    Direct(SocketAddr),
+    /// Through a relay.
+    Relayed(Hop),
+}
+
+/// A path that may be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Candidate {
+    pub(super) way: Way,
+    /// It is in a preferred range.
+    pub(super) is_preferred: bool,
+    /// Among relays that are as good as each other, the one with the largest lot is used: hosts spread over them.
+    pub(super) lot: u64,
+}
+
+/// Why a path is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PathReason {
+    /// The handshake came by it first, or the peer uses it.
+    Peer,
+    /// Its round trip is shorter by more than a fifth.
+    Faster,
+    /// The path before it lost more.
+    LessLoss,
+    /// It is in a preferred range.
+    Preferred,
+    /// The path before it did not answer any more.
+    Silence,
+    /// Others are as good, and hosts spread over them.
+    Spread,
+}
+
+impl std::fmt::Display for PathReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Peer => "the handshake or the peer chose it",
+            Self::Faster => "its round trip is shorter",
+            Self::LessLoss => "the path before it lost more",
+            Self::Preferred => "it is in a preferred range",
+            Self::Silence => "the path before it did not answer",
+            Self::Spread => "hosts spread over relays that are as good",
+        })
+    }
+}
+
+impl Way {
+    pub(super) fn is_direct(self) -> bool {
+        matches!(self, Self::Direct(_))
+    }
+}
+
+/// What is known about the paths of one tunnel. Sends nothing: each round returns what to send.
+#[derive(Debug)]
+pub(super) struct Choice {
+    ways: Vec<Measured>,
+    current: Way,
+    reason: PathReason,
+    /// How the peer answers; `None` while that is not known.
+    peer: Option<Answerer>,
+    /// The peer measures the direct paths itself until then, at least.
+    led_until: Instant,
+    next_number: u32,
+    budget: Budget,
+    /// Rounds in a row in which another way was better than the current one.
+    beaten: u32,
+    /// Rounds in a row in which another relay, as good as the current one, had the larger lot.
+    outdrawn: u32,
+    /// Whether a relay was chosen by lot once.
+    settled: bool,
+    /// Moves that may be made at once.
+    moves: f64,
+    at: Instant,
+    /// Highest counter received at the last round, and answers and probes of the peer since.
+    received: u64,
+    own_received: u64,
+    /// There was traffic in the last round, but none from the peer.
+    is_unheard: bool,
+    /// Rounds in a row without traffic.
+    quiet: u32,
+    /// A round is due.
+    is_running: bool,
+}
+
+/// Counters of a tunnel: the next one to send, and the highest received.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Carried {
+    pub(super) sent: u64,
+    pub(super) received: u64,
+}
+
+impl Carried {
+    fn both(self) -> u64 {
+        self.sent.saturating_add(self.received)
+    }
+}
+
+/// What a round comes to.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Round {
+    /// Leave the current way for this one.
+    pub(super) move_to: Option<Way>,
+    pub(super) probes: Vec<(Way, PathProbe)>,
+    /// When the next round is due; `None`: not before there is traffic.
+    pub(super) next: Option<Instant>,
+}
+
+impl Choice {
+    /// For a new tunnel, or one that has more than one path for the first time.
+    pub(super) fn new(now: Instant, current: Way, carried: Carried) -> Self {
+        Self {
+            ways: Vec::new(),
+            current,
+            reason: PathReason::Peer,
+            peer: None,
+            led_until: now,
+            next_number: 0,
+            budget: Budget::new(carried.both()),
+            beaten: 0,
+            outdrawn: 0,
+            settled: false,
+            moves: MAX_MOVES,
+            at: now,
+            received: carried.received,
+            own_received: 0,
+            is_unheard: false,
+            quiet: 0,
+            is_running: false,
+        }
+    }
+
+    /// Sets the paths that may be used. What is known about those that stay is kept.
+    pub(super) fn set_candidates(&mut self, candidates: &[Candidate]) {
+        let candidates = candidates.get(..MAX_WAYS).unwrap_or(candidates);
+        self.ways.retain(|known| candidates.iter().any(|candidate| candidate.way == known.way()));
+        for candidate in candidates {
+            if let Some(known) = self.ways.iter_mut().find(|known| known.way() == candidate.way) {
+                known.candidate = *candidate;
+            } else {
+                self.ways.push(Measured::new(*candidate));
+                self.budget.advance();
+            }
+        }
+    }
+
+    pub(super) fn ways(&self) -> impl Iterator<Item = &Measured> {
+        self.ways.iter()
+    }
+
+    pub(super) fn current(&self) -> Way {
+        self.current
+    }
+
+    pub(super) fn reason(&self) -> PathReason {
+        self.reason
+    }
+
+    /// Whether this end measures the direct paths at this time, and has a choice.
+    pub(super) fn leads(&self, now: Instant) -> bool {
+        matches!(self.current, Way::Direct(_))
+            && self.may_measure(now)
+            && self.ways.iter().filter(|way| way.is_answering()).count() > 1
+    }
+
+    /// Whether there is a reason to begin a round.
+    pub(super) fn may_measure(&self, now: Instant) -> bool {
+        self.ways.len() > 1
+            && match self.current {
+                Way::Direct(_) => self.peer != Some(Answerer::Echoes) && now >= self.led_until,
+                Way::Relayed(_) => true,
+            }
+    }
+
+    /// There is traffic. Returns whether that is a reason to begin with rounds.
+    pub(super) fn begins(&mut self, now: Instant, current: Way) -> bool {
+        if self.is_running || self.current.is_direct() != current.is_direct() || !self.may_measure(now) {
+            return false;
+        }
+        (self.is_running, self.quiet) = (true, 0);
+        true
+    }
+
+    /// Another tunnel to the same peer takes over.
+    pub(super) fn move_over(&mut self, carried: Carried) {
+        self.budget.move_over(carried.both());
+        (self.received, self.own_received) = (carried.received, 0);
+        self.is_running = false;
+        self.ways.iter_mut().for_each(Measured::forget_probe);
+    }
+
+    /// The peer probed a path, which is no traffic.
+    pub(super) fn note_foreign(&mut self) {
+        self.budget.note_own(2);
+        self.own_received += 1;
+    }
+
+    /// Judges the paths, and chooses what to probe. `current` is the way that the tunnel uses.
+    pub(super) fn round(&mut self, now: Instant, carried: Carried, current: Way) -> Round {
+        if self.current != current {
+            (self.current, self.reason) = (current, PathReason::Peer);
+            (self.beaten, self.outdrawn) = (0, 0);
+        }
+        let fresh = self.budget.earn(carried.both(), self.ways.len());
+        let heard = carried.received.saturating_sub(self.received).saturating_sub(self.own_received);
+        (self.received, self.own_received) = (carried.received, 0);
+        self.is_unheard = fresh > 0 && heard == 0;
+        self.quiet = if fresh == 0 { self.quiet + 1 } else { 0 };
+        if self.quiet >= QUIET_ROUNDS || !self.may_measure(now) {
+            self.is_running = false;
+            return Round::default();
+        }
+        let passed = now.saturating_duration_since(self.at);
+        (self.at, self.moves) = (now, MAX_MOVES.min(self.moves + passed.as_secs_f64() / MOVE_EVERY.as_secs_f64()));
+        for way in &mut self.ways {
+            way.expire(now);
+        }
+        let had_news = self.ways.iter_mut().fold(false, |had, way| way.take_news() | had);
+        let move_to = self.judge(now, had_news);
+        if let Some((way, reason)) = move_to {
+            (self.current, self.reason) = (way, reason);
+            (self.beaten, self.outdrawn) = (0, 0);
+            self.moves = (self.moves - 1.0).max(0.0);
+        }
+        let probes = self.probes(now);
+        Round { move_to: move_to.map(|(way, _)| way), probes, next: Some(now + ROUND) }
+    }
+
+    /// The answer to a probe, which came back by `came_by`; `None` if it cannot be told by which way. Returns whether it
+    /// is the first by which the peer shows that it measures.
+    pub(super) fn answered(&mut self, now: Instant, reply: PathReply, came_by: Option<Way>) -> bool {
+        let Some(way) = self.ways.iter_mut().find(|way| way.awaits(reply.number)) else { return false };
+        self.budget.note_own(1);
+        self.own_received += 1;
+        // By which way Go Nebula answers what it got through a relay is its own choice.
+        if reply.by != Answerer::Echoes && came_by != Some(way.way()) {
+            return false;
+        }
+        way.answered(now);
+        let is_news = self.peer != Some(reply.by);
+        self.peer = Some(reply.by);
+        if reply.by == Answerer::Leads {
+            self.led_until = now + LED_FOR;
+        }
+        is_news && self.may_measure(now)
+    }
+
+    /// The way to change to, and why.
+    fn judge(&mut self, now: Instant, had_news: bool) -> Option<(Way, PathReason)> {
+        let current = self.ways.iter().find(|way| way.way() == self.current)?;
+        let others = || self.ways.iter().filter(|way| way.way() != self.current);
+        if current.is_silent() {
+            let best = others().filter(|way| way.is_answering()).min_by_key(|way| way.merit())?;
+            best.merit()?;
+            let way = best.way();
+            self.leave(now);
+            return Some((way, PathReason::Silence));
+        }
+        if !had_news {
+            return None;
+        }
+        let mine = current.merit()?;
+        let eligible = || others().filter(|way| way.is_trusted());
+        let best = eligible().filter_map(Measured::merit).min()?;
+        let is_relayed = matches!(self.current, Way::Relayed(_));
+        let Some(reason) = mine.beaten_by(best) else {
+            self.beaten = 0;
+            // Hosts that were given a relay by chance spread over those that are as good.
+            let fair = |way: &&Measured| way.merit().is_some_and(|merit| merit.is_as_good(mine.min(best)));
+            let luckiest = eligible().filter(fair).max_by_key(|way| way.candidate.lot)?;
+            if !is_relayed || luckiest.candidate.lot <= current.candidate.lot {
+                self.outdrawn = 0;
+                self.settled |= is_relayed;
+                return None;
+            }
+            self.outdrawn += 1;
+            let wait = if self.settled { RESETTLE_ROUNDS + (luckiest.candidate.lot % 64) as u32 } else { ROUNDS };
+            let may = self.outdrawn >= wait && self.moves >= 1.0;
+            self.settled |= may;
+            return may.then_some((luckiest.way(), PathReason::Spread));
+        };
+        self.outdrawn = 0;
+        self.beaten += 1;
+        if self.beaten < ROUNDS || self.moves < 1.0 {
+            return None;
+        }
+        // The best; or of relays that are as good as the best, the one with the largest lot.
+        let fair =
+            |way: &&Measured| way.merit().is_some_and(|merit| merit == best || is_relayed && merit.is_as_good(best));
+        let to = eligible().filter(fair).max_by_key(|way| way.candidate.lot)?.way();
+        if reason == PathReason::LessLoss {
+            self.leave(now);
+        }
+        Some((to, reason))
+    }
+
+    /// The current way proved unreliable.
+    fn leave(&mut self, now: Instant) {
+        if let Some(way) = self.ways.iter_mut().find(|way| way.way() == self.current) {
+            way.fell(now);
+        }
+    }
+
+    /// The probes of a round, as far as they are paid for.
+    fn probes(&mut self, now: Instant) -> Vec<(Way, PathProbe)> {
+        let current = self.ways.iter().find(|way| way.way() == self.current);
+        let is_missing = current.is_some_and(Measured::is_missing);
+        let is_urgent = is_missing || self.is_unheard && !current.is_some_and(|way| way.answered_lately(now));
+        let affordable = self.budget.probes(is_urgent);
+        let mut order: Vec<usize> = (0..self.ways.len()).filter(|&n| self.ways[n].is_due(now)).collect();
+        let current = self.current;
+        // Until the peer showed that it measures, no direct path but the present one is probed: see `path_probe`.
+        if current.is_direct() && self.peer.is_none() {
+            order.retain(|&n| self.ways.get(n).is_some_and(|way| way.way() == current));
+        }
+        let place = |ways: &[Measured], n: usize| {
+            ways.get(n).map(|way| (way.way() != current, way.merit().is_none(), way.merit()))
+        };
+        order.sort_by_key(|&n| place(&self.ways, n));
+        // The current way and the best others in each round, all others in turn.
+        let mut chosen: Vec<usize> = order.iter().copied().take(EACH_ROUND).collect();
+        let mut rest: Vec<usize> = order.into_iter().skip(EACH_ROUND).collect();
+        rest.sort_by_key(|&n| self.ways.get(n).and_then(Measured::probed_at));
+        chosen.extend(rest.first());
+        if affordable < chosen.len() {
+            // Whether the current way is dead; and if it seems so, whether others live.
+            let most = if is_missing { chosen.len() } else { usize::from(is_urgent) };
+            chosen.truncate(affordable.min(most));
+        }
+        self.budget.spend(chosen.len());
+        let leads = self.leads(now);
+        let mut probes = Vec::with_capacity(chosen.len());
+        for n in chosen {
+            let Some(way) = self.ways.get_mut(n) else { continue };
+            let number = self.next_number;
+            self.next_number = number.wrapping_add(1);
+            way.probed(now, number);
+            probes.push((way.way(), PathProbe { number, in_use: leads && way.way() == current }));
+        }
+        probes
+    }
+}
+
+impl Merit {
+    /// Why the other is better by so much that it is worth a change.
+    fn beaten_by(self, other: Self) -> Option<PathReason> {
+        if self.is_other_range != other.is_other_range {
+            return self.is_other_range.then_some(PathReason::Preferred);
+        }
+        if self.is_lossy != other.is_lossy {
+            return self.is_lossy.then_some(PathReason::LessLoss);
+        }
+        let worth = other.round_trip + (other.round_trip / 100 * MARGIN_PERCENT).max(MARGIN);
+        (self.round_trip > worth).then_some(PathReason::Faster)
+    }
+
+    /// Whether it is no reason to change that the other one is better.
+    fn is_as_good(self, other: Self) -> bool {
+        self.beaten_by(other).is_none()
+    }
+}
+
+/// Time between two rounds.
+const ROUND: Duration = Duration::from_secs(1);
+/// A tunnel without traffic in so many rounds is idle.
+const QUIET_ROUNDS: u32 = 2;
+/// Rounds in a row in which another way has to be better.
+const ROUNDS: u32 = 3;
+/// Rounds after which a host goes over to another relay that is as good, such as one that came back, and up to a minute more.
+const RESETTLE_ROUNDS: u32 = 60;
+/// How much shorter a round trip has to be.
+const MARGIN_PERCENT: u32 = 18;
+const MARGIN: Duration = Duration::from_millis(1);
+/// Moves that may follow each other at once, and how often there may be one in the long run. A way that does not answer is left
+/// at any time.
+const MAX_MOVES: f64 = 8.0;
+const MOVE_EVERY: Duration = Duration::from_secs(20);
+/// How long the peer is left to measure.
+const LED_FOR: Duration = Duration::from_secs(60);
+/// Ways that are probed in each round; one more is probed in turn.
+const EACH_ROUND: usize = 3;
+/// More ways to one peer are not looked at: lighthouses and the configuration name them.
+const MAX_WAYS: usize = 64;
