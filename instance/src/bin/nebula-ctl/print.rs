@@ -157,8 +157,25 @@ fn tunnel(answer: &Value) -> String {
             ("fingerprint", show(&certificate["fingerprint"])),
         ]);
         text.push('\n');
+        if !items(&tunnel["paths"]).is_empty() {
+            text += &paths(tunnel);
+            text.push('\n');
+        }
     }
     text + &whereabouts(&answer["known"])
+}
+
+/// The paths of a tunnel that were measured, and why the one in use is.
+fn paths(tunnel: &Value) -> String {
+    let rows = items(&tunnel["paths"]).iter().map(|path| {
+        let place =
+            if path["relay"].is_null() { show(&path["endpoint"]) } else { format!("relay {}", show(&path["relay"])) };
+        let round_trip = path["round_trip_ms"].as_f64().map_or_else(|| "-".to_owned(), |time| format!("{time:.1} ms"));
+        let reason =
+            if path["in_use"] == true { format!("in use: {}", show(&tunnel["path_reason"])) } else { String::new() };
+        [place, round_trip, format!("{} %", show(&path["loss_percent"])), reason]
+    });
+    table(["PATH", "ROUND TRIP", "LOSS", ""], rows)
 }
 
 fn state(tunnel: &Value) -> String {
@@ -340,6 +357,21 @@ mod tests {
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[0].find("ADDRESSES"), lines[1].find("10.42.0.7").map(|at| at - '\u{fffd}'.len_utf8() + 1));
         assert!(lines[1].contains("relay 10.42.0.1") && !text.contains('\u{1b}'), "{text}");
+    }
+
+    #[test]
+    fn measured_paths_are_listed_with_the_reason_for_the_choice() {
+        let tunnel = json!({"path_reason": "better round trip", "paths": [
+            {"endpoint": "192.0.2.1:4242", "relay": null, "round_trip_ms": 1.25, "loss_percent": 0, "in_use": true},
+            {"endpoint": null, "relay": "10.42.0.9", "round_trip_ms": null, "loss_percent": 100, "in_use": false}]});
+        let text = paths(&tunnel);
+        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(
+            lines[1],
+            ["192.0.2.1:4242", "1.2", "ms", "0", "%", "in", "use:", "better", "round", "trip"],
+            "{text}"
+        );
+        assert_eq!(lines[2], ["relay", "10.42.0.9", "-", "100", "%"], "{text}");
     }
 
     #[test]
