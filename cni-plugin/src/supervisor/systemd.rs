@@ -39,8 +39,16 @@ impl Supervisor for Systemd {
         match manager.wait(&job) {
             Ok(result) if result == "done" => Ok(()),
             Ok(status) => {
+                if deadline.is_over(clock) {
+                    manager.deadline = Deadline::after(clock, PROBE);
+                }
                 let (error, said) = read_status(manager.said(&unit));
-                Err(StartFailure::Ended { status, error, said })
+                // systemd has the same time limit for the start, and may be the first to notice that it is over.
+                let was_late = manager.property(&unit, "Service", "Result").is_ok_and(|result| result == "timeout");
+                match error {
+                    None if was_late => Err(StartFailure::Deadline { said }),
+                    error => Err(StartFailure::Ended { status, error, said }),
+                }
             }
             Err(_) if deadline.is_over(clock) => {
                 manager.deadline = Deadline::after(clock, PROBE);

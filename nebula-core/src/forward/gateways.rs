@@ -39,7 +39,9 @@ impl Pins {
         if self.count.load(Ordering::Relaxed) == 0 {
             return None;
         }
-        self.gateways.pin().get(flow).copied()
+        let gateways = self.gateways.pin();
+        let gateway = gateways.get(flow)?;
+        Some(*gateway)
     }
 
     /// Keeps a flow on a gateway. Without room for another flow, it stays only while the gateway of its hash is dead.

@@ -53,6 +53,12 @@ pub(crate) struct HashMap<K, V>(Mutex<BTreeMap<K, V>>);
 #[derive(Debug)]
 pub(crate) struct Pinned<'a, K, V>(&'a HashMap<K, V>);
 
+impl<K: Ord, V: Clone> Default for HashMap<K, V> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl<K: Ord, V: Clone> HashMap<K, V> {
     pub(crate) fn new() -> Self {
         Self(Mutex::new(BTreeMap::new()))
@@ -73,8 +79,22 @@ impl<K: Ord, V: Clone> Pinned<'_, K, V> {
         self.0.0.lock().unwrap().get(key).cloned().map(Box::new)
     }
 
-    pub(crate) fn insert(&self, key: K, value: V) {
-        self.0.0.lock().unwrap().insert(key, value);
+    pub(crate) fn insert(&self, key: K, value: V) -> Option<V> {
+        self.0.0.lock().unwrap().insert(key, value)
+    }
+
+    pub(crate) fn remove(&self, key: &K) -> Option<V> {
+        self.0.0.lock().unwrap().remove(key)
+    }
+
+    /// What is in the map now.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Box<K>, Box<V>)>
+    where
+        K: Clone,
+    {
+        let map = self.0.0.lock().unwrap();
+        let all: Vec<_> = map.iter().map(|(key, value)| (Box::new(key.clone()), Box::new(value.clone()))).collect();
+        all.into_iter()
     }
 
     pub(crate) fn remove_if(&self, key: &K, condition: impl FnOnce(&K, &V) -> bool) -> Result<Option<V>, ()> {

@@ -21,6 +21,7 @@ pub mod protocol {
 
 /// Identity of a flow, from this node's point of view: the same key for both directions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(loom, derive(PartialOrd, Ord))]
 pub struct FlowKey {
     /// This node's side.
     pub local: IpAddr,
