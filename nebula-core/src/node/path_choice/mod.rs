@@ -31,7 +31,7 @@ pub(super) struct Candidate {
     pub(super) way: Way,
     /// It is in a preferred range.
     pub(super) is_preferred: bool,
-    /// Among relays that are as good as each other, the one with the largest lot is used: hosts spread over them.
+    /// Rendezvous hash of host and relay. Of equally good relays the one with the highest is used: it distributes hosts.
     pub(super) lot: u64,
 }
 
@@ -49,7 +49,7 @@ pub enum PathReason {
     Preferred,
     /// The path before it did not answer any more.
     Silence,
-    /// Others are as good, and hosts spread over them.
+    /// Of equally good relays, the hash of the host selects this one.
     Spread,
 }
 
@@ -61,7 +61,7 @@ impl std::fmt::Display for PathReason {
             Self::LessLoss => "the path before it lost more",
             Self::Preferred => "it is in a preferred range",
             Self::Silence => "the path before it did not answer",
-            Self::Spread => "hosts spread over relays that are as good",
+            Self::Spread => "hosts are distributed over equally good relays",
         })
     }
 }
@@ -86,7 +86,7 @@ pub(super) struct Choice {
     budget: Budget,
     /// Rounds in a row in which another way was better than the current one.
     beaten: u32,
-    /// Rounds in a row in which another relay, as good as the current one, had the larger lot.
+    /// Rounds in a row in which an equally good relay had a higher hash than the current one.
     outdrawn: u32,
     /// Whether a relay was chosen by lot once.
     settled: bool,
@@ -305,7 +305,7 @@ impl Choice {
         if self.beaten < ROUNDS || self.moves < 1.0 {
             return None;
         }
-        // The best; or of relays that are as good as the best, the one with the largest lot.
+        // The best one. Of equally good relays, the one with the highest hash.
         let fair =
             |way: &&Measured| way.merit().is_some_and(|merit| merit == best || is_relayed && merit.is_as_good(best));
         let to = eligible().filter(fair).max_by_key(|way| way.candidate.lot)?.way();
