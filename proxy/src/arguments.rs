@@ -230,7 +230,7 @@ pub const FLAGS: &[Flag] = &[
     Flag {
         name: "serve",
         takes_value: true,
-        help: "[udp:]PORT=LOCAL[,proxy-v2]: a port of the overlay leads to a program of this host, which is told who connects",
+        help: "[udp:]PORT=LOCAL[,proxy-v2]: a port of the overlay leads to a program of this host; proxy-v2 sends it a header that identifies the peer",
     },
     Flag {
         name: "credentials",

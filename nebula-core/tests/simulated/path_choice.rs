@@ -278,7 +278,7 @@ enum Health {
     Dead,
 }
 
-/// Runs a random history of delays, losses and failures. Afterwards the path in use must be nearly as good as the best.
+/// Runs a random history of delays, losses and failures, then checks the path in use against the best one.
 fn history(seed: u64) -> Result<(), String> {
     let mut rng = ChaCha20Rng::seed_from_u64(seed);
     rng.set_stream(3);

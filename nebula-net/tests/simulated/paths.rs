@@ -190,7 +190,7 @@ fn a_stream_moves_from_a_relay_to_a_direct_path_and_back() {
 fn a_stream_outlives_its_tunnel() {
     let (mut world, [a, b]) = pair(8);
     let stream = begun(&mut world, "10.42.0.2", 8 * MEGABYTE);
-    // Either side closes the tunnel; one is told by the other.
+    // Either side closes the tunnel and tells its peer.
     for host in [a, b] {
         world.net.control(host, |node, now| node.close_all(now));
         let arrived = world.received(stream)[1] + MEGABYTE / 2;

@@ -41,7 +41,7 @@ pub(super) struct Candidate {
 pub enum PathReason {
     /// The handshake came by it first, or the peer uses it.
     Peer,
-    /// Its round trip is shorter by more than a fifth.
+    /// Its round trip is shorter by more than 18 % and 1 ms.
     Faster,
     /// The path before it lost more.
     LessLoss,
@@ -286,7 +286,7 @@ impl Choice {
         let is_relayed = matches!(self.current, Way::Relayed(_));
         let Some(reason) = mine.beaten_by(best) else {
             self.beaten = 0;
-            // Hosts that were given a relay by chance spread over those that are as good.
+            // The first relay is the one that answered first. Later, hosts are distributed over equally good ones.
             let fair = |way: &&Measured| way.merit().is_some_and(|merit| merit.is_as_good(mine.min(best)));
             let luckiest = eligible().filter(fair).max_by_key(|way| way.candidate.lot)?;
             if !is_relayed || luckiest.candidate.lot <= current.candidate.lot {
@@ -387,7 +387,7 @@ const ROUND: Duration = Duration::from_secs(1);
 const QUIET_ROUNDS: u32 = 2;
 /// Rounds in a row in which another way has to be better.
 const ROUNDS: u32 = 3;
-/// Rounds after which a host goes over to another relay that is as good, such as one that came back, and up to a minute more.
+/// Rounds before a host moves to an equally good relay, such as one that has restarted; up to a minute of jitter is added.
 const RESETTLE_ROUNDS: u32 = 60;
 /// How much shorter a round trip has to be.
 const MARGIN_PERCENT: u32 = 18;
