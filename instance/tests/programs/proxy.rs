@@ -92,6 +92,11 @@ fn a_user_without_rights_reaches_daemons_of_both_kinds_and_is_reached() {
         let folder = folder.display().to_string();
         let arguments = ["-m", "http.server", "8000", "--bind", address, "--directory", &folder];
         world.start_in(&format!("{host}-web"), host, Path::new("python3"), &arguments);
+        let until = Instant::now() + SOON;
+        while curl(&world, host, &[&format!("http://{address}:8000/who")]) != Ok(host.to_owned()) {
+            assert!(Instant::now() < until, "{}", world.all_logs());
+            thread::sleep(Duration::from_millis(20));
+        }
     }
     start_proxy(
         &mut world,
