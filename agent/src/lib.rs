@@ -4,6 +4,7 @@
 pub mod ca;
 pub mod chain;
 pub mod cluster;
+mod cni_cache;
 pub mod config;
 pub mod credentials;
 pub mod durable;

@@ -1,9 +1,10 @@
 //! The marker of an uninstallation, by which a running agent learns that it must put nothing back.
 //!
 //! An uninstallation holds a shared lock on the marker and refreshes it while it works, so that the kernel tells whether
-//! one is under way. One that was interrupted leaves the marker, and may be tried again: by kubelet within five minutes, by
-//! an operator whenever. So an agent that sees a marker change while it runs stays retired. Only one that was started
-//! later, with a marker that stays as it was, takes it for a leftover: it belongs to a new installation.
+//! one is under way. One that is told to end removes the marker. One that was interrupted leaves it, and may be tried again:
+//! by kubelet within five minutes, by an operator whenever. So an agent that sees a marker change while it runs stays
+//! retired. Only one that was started later, with a marker that stays as it was, takes it for a leftover: it belongs to a
+//! new installation.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
@@ -51,6 +52,14 @@ impl Marker {
     pub fn refresh(&self) {
         // The lock says so too; this matters only after an interruption.
         let _ = self.file.set_modified(time(SystemClock.unix_seconds()));
+    }
+
+    /// Gives the node back to its agent, unless another uninstallation is under way.
+    pub fn cancel(self) {
+        if self.file.try_lock().is_ok() && self.is_at_its_path() {
+            // An agent waits some minutes for a marker that stays.
+            let _ = fs::remove_file(&self.path);
+        }
     }
 
     /// Whether no agent removed the file between its opening and its locking.
@@ -248,8 +257,12 @@ mod tests {
         assert!(path(&host).exists());
         // Two at a time, as the operator's beside that of the chart.
         let both = [Marker::set(&host).unwrap(), Marker::set(&host).unwrap()];
-        assert!(Retirement::new(host).look(later()));
-        drop(both);
+        assert!(Retirement::new(host.clone()).look(later()));
+        let [first, second] = both;
+        first.cancel();
+        assert!(path(&host).exists(), "the other goes on");
+        second.cancel();
+        assert!(!path(&host).exists());
     }
 
     #[test]

@@ -6,10 +6,9 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use base64::Engine;
-use base64::prelude::BASE64_STANDARD;
 use nebula_cni_plugin::attachment::lock::Lock;
 use nebula_cni_plugin::attachment::record::{self, Files, Found, Record};
 use nebula_cni_plugin::clock::{Clock, Deadline, SystemClock};
@@ -26,6 +25,7 @@ use nebula_cni_plugin::verb::del::detach;
 use nebula_cni_plugin::verb::reconcile;
 
 use crate::chain::folder;
+use crate::cni_cache;
 use crate::config::{AGENT_DIR, INSTANCE, PLUGIN, STATE_DIR};
 use crate::durable;
 use crate::host_root::HostRoot;
@@ -77,9 +77,13 @@ pub enum UninstallError {
         /// Why.
         source: Box<nebula_cni_plugin::reply::Error>,
     },
+    /// It was told to end while it waited for pods. Their tunnels are untouched.
+    #[error("ended while pods with a tunnel were left: {0}; an agent on this node installs Nebula again")]
+    Ended(String),
 }
 
-/// Uninstalls. `tell` is called with lines about the progress. Blocks.
+/// Uninstalls. `tell` is called with lines about the progress. Blocks. Once `is_ended`, it waits for pods no longer and leaves the
+/// node to its agent.
 ///
 /// # Errors
 /// Returns the first failure.
@@ -87,6 +91,7 @@ pub fn run(
     places: &Places,
     host: &HostRoot,
     attached: Attached,
+    is_ended: &AtomicBool,
     tell: &mut dyn FnMut(&str),
 ) -> Result<Left, UninstallError> {
     let path = retirement::path(host);
@@ -108,11 +113,16 @@ pub fn run(
         folder::clear(&path).map_err(|source| UninstallError::Files { what: "remove the chain in", path, source })?;
     }
     self_test::clean(host);
-    empty_node(host, attached, &marker, tell)?;
+    if let Err(error) = empty_node(host, attached, is_ended, &marker, tell) {
+        if matches!(error, UninstallError::Ended(_)) {
+            marker.cancel();
+        }
+        return Err(error);
+    }
     for dir in &places.bin {
         remove(&host.resolve(&dir.join(INSTANCE)))?;
     }
-    let cached = cached(host);
+    let cached = cni_cache::attachments_for_good(host);
     if cached > 0 {
         tell(&format!("{cached} pod(s) of the runtime's cache still name {PLUGIN}: it stays to answer their DEL"));
         return Ok(Left::Plugin { cached });
@@ -153,6 +163,7 @@ fn remove_state(host: &HostRoot) -> Result<(), UninstallError> {
 fn empty_node(
     host: &HostRoot,
     attached: Attached,
+    is_ended: &AtomicBool,
     marker: &Marker,
     tell: &mut dyn FnMut(&str),
 ) -> Result<(), UninstallError> {
@@ -170,7 +181,7 @@ fn empty_node(
         labels: &Program,
         plugin_dir: None,
     };
-    let mut told = usize::MAX;
+    let mut told = Vec::new();
     loop {
         marker.refresh();
         // Pods of containerd get no DEL from us any more, because it works with the present list: what is left of them
@@ -184,15 +195,38 @@ fn empty_node(
                 detach_one(&state, path, &this_host)?;
             }
         }
-        let left = records(&state)?.len();
-        if left == 0 {
+        let left: Vec<String> = records(&state)?.iter().map(|path| pod_of(path)).collect();
+        if left.is_empty() {
             return Ok(());
         }
+        if is_ended.load(Ordering::Relaxed) {
+            return Err(UninstallError::Ended(list(&left)));
+        }
         if left != told {
-            tell(&format!("waits for {left} pod(s) with a tunnel to end; --force removes their tunnels instead"));
+            let (count, named) = (left.len(), list(&left));
+            tell(&format!(
+                "waits for {count} pod(s) with a tunnel to end: {named}; --force removes their tunnels instead"
+            ));
             told = left;
         }
         SystemClock.sleep(LOOK_EVERY);
+    }
+}
+
+/// The first of these pods, and how many more there are.
+fn list(pods: &[String]) -> String {
+    let named = pods.iter().take(MOST_NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
+    match pods.len().saturating_sub(MOST_NAMED) {
+        0 => named,
+        more => format!("{named} and {more} more"),
+    }
+}
+
+/// The pod of a record as NAMESPACE/NAME, or the file's name where it is damaged.
+fn pod_of(path: &Path) -> String {
+    match Record::load(path) {
+        Ok(Found::Record(record)) => format!("{}/{}", record.target.pod.namespace, record.target.pod.name),
+        _ => path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
     }
 }
 
@@ -201,7 +235,7 @@ fn detach_one(state: &Path, path: &Path, host: &Host<'_>) -> Result<(), Uninstal
         // A damaged record names no pod, and its instance ends with the pod's namespace.
         return remove(path);
     };
-    let pod = format!("{}/{}", record.target.pod.namespace, record.target.pod.name);
+    let pod = pod_of(path);
     let failed = |source| UninstallError::Detach { pod: pod.clone(), source: Box::new(source) };
     let files = Files::new(state, &record.key());
     let lock = Lock::acquire(&files, host.clock, Deadline::after(host.clock, LOCK_TIMEOUT)).map_err(failed)?;
@@ -226,32 +260,13 @@ fn records(state: &Path) -> Result<Vec<PathBuf>, UninstallError> {
     Ok(paths)
 }
 
-/// How many attachments in the caches of runtimes name our plugin. CRI-O removes a pod with the configuration that it
-/// cached when it made the pod.
-fn cached(host: &HostRoot) -> usize {
-    let entries =
-        CACHES.iter().flat_map(|dir| fs::read_dir(host.resolve(Path::new(dir))).into_iter().flatten().flatten());
-    let names_us = |entry: &fs::DirEntry| {
-        durable::read_bounded(&entry.path(), MAX_CACHED).is_ok_and(|bytes| mentions_plugin(&bytes))
-    };
-    entries.filter(names_us).count()
-}
-
-fn mentions_plugin(cached: &[u8]) -> bool {
-    let Ok(value) = serde_json::from_slice::<serde_json::Value>(cached) else { return false };
-    let Some(config) = value["config"].as_str() else { return false };
-    // Go encodes bytes in JSON like this.
-    let bytes = BASE64_STANDARD.decode(config).unwrap_or_default();
-    bytes.windows(PLUGIN.len()).any(|window| window == PLUGIN.as_bytes())
-}
-
 fn remove(path: &Path) -> Result<(), UninstallError> {
     durable::remove(path).map_err(|source| UninstallError::Files { what: "remove", path: path.to_owned(), source })
 }
 
-const CACHES: [&str; 2] = ["/var/lib/cni/results", "/var/lib/cni/cache/results"];
-const MAX_CACHED: u64 = 1 << 20;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Pods that a message names.
+const MOST_NAMED: usize = 10;
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 const AGENT_NOTICES: Duration = Duration::from_secs(1);
 
@@ -305,7 +320,7 @@ mod tests {
         }
 
         fn uninstall(&self) -> Left {
-            run(&self.places, &self.host, Attached::Wait, &mut |_| {}).unwrap()
+            run(&self.places, &self.host, Attached::Wait, &AtomicBool::new(false), &mut |_| {}).unwrap()
         }
     }
 
@@ -352,9 +367,20 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_cache_names_nobody() {
-        for hostile in ["", "7", "{\"config\": 7}", "{\"config\": \"%\"}", "[]"] {
-            assert!(!mentions_plugin(hostile.as_bytes()));
+    fn one_that_is_ended_while_it_waits_gives_the_node_back_to_its_agent() {
+        let node = node();
+        let records = node.dir.path().join("run/nebula-cni/pods");
+        fs::create_dir_all(&records).unwrap();
+        for number in 0..12 {
+            fs::write(records.join(format!("{number:02}.json")), "damaged").unwrap();
         }
+        let mut said = Vec::new();
+        let tell = &mut |line: &str| said.push(line.to_owned());
+        let ended =
+            run(&node.places, &node.host, Attached::Wait, &AtomicBool::new(true), tell).unwrap_err().to_string();
+        assert!(ended.contains("09.json and 2 more; an agent") && !ended.contains("10.json"), "{ended}");
+        assert!(!retirement::path(&node.host).exists());
+        assert!(!Retirement::new(node.host.clone()).has_begun());
+        assert!(node.files().contains(&"opt/cni/bin/nebula-cni-plugin".to_owned()), "pods need it");
     }
 }

@@ -5,6 +5,9 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
@@ -21,6 +24,7 @@ use nebula_agent::runtime::Client;
 use nebula_agent::runtime::loaded::Directories;
 use nebula_agent::uninstall::{self, Attached, Left};
 use nebula_agent::{on_host, process, status};
+use nix::sys::signal::{SigSet, Signal};
 
 /// Prepares a Kubernetes node for Nebula, and keeps its pods protected.
 #[derive(Parser)]
@@ -180,11 +184,27 @@ fn uninstall(options: &Uninstall) -> Result<ExitCode, Box<dyn Error>> {
     };
     let places = Places::choose(&config, &named);
     let attached = if options.force { Attached::Detach } else { Attached::Wait };
-    let left = uninstall::run(&places, &config.host_root, attached, &mut |line| eprintln!("nebula-cni-agent: {line}"))?;
+    let is_ended = end_on_signal()?;
+    let tell = &mut |line: &str| eprintln!("nebula-cni-agent: {line}");
+    let left = uninstall::run(&places, &config.host_root, attached, &is_ended, tell)?;
     if let Left::Plugin { .. } = left {
         eprintln!("nebula-cni-agent: run this again once these pods are gone");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Set by SIGTERM and SIGINT from now on. The first process of a container does not end by itself when it gets them.
+fn end_on_signal() -> io::Result<Arc<AtomicBool>> {
+    let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
+    signals.thread_block()?;
+    let is_ended = Arc::new(AtomicBool::new(false));
+    let ended = Arc::clone(&is_ended);
+    thread::Builder::new().name("signals".into()).spawn(move || {
+        if signals.wait().is_ok() {
+            ended.store(true, Ordering::Relaxed);
+        }
+    })?;
+    Ok(is_ended)
 }
 
 /// Removes the agent's taint from all nodes. If that fails the node is cleaned all the same.

@@ -8,7 +8,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
-mod town;
+pub(crate) mod town;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

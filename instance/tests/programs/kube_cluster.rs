@@ -123,11 +123,7 @@ fn one_command_installs_a_cluster_whose_pods_old_and_new_have_tunnels_and_anothe
         nodes.try_kubectl(&["rollout", "status", "-n", NAMESPACE, "daemonset/nebula-cni-uninstall", "--timeout=60s"]);
     assert!(done.status.success(), "{}\n{}", text(&done), nodes.state());
     for node in [1, 2] {
-        let places = ["/etc/cni", "/opt/cni", "/run"];
-        // The images, and the containers of the CA and the lighthouses, which are not uninstalled by this.
-        let but = ["-path", "/run/containerd", "-prune", "-o", "-name", "*nebula*", "-print"];
-        let left = text(&nodes.on(node, &[&["find"], &places[..], &but[..]].concat()));
-        assert_eq!(left, "", "node {node} still has these");
+        assert_eq!(nodes.left_on(node), "", "node {node} still has these");
     }
     // Pods start as before the installation.
     nodes.pod("shop", "after", "node2");

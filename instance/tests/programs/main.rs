@@ -43,6 +43,7 @@ mod join;
 mod kube_apiserver;
 mod kube_capture;
 mod kube_cluster;
+mod kube_helm;
 mod kube_labels;
 mod load;
 mod log_fields;

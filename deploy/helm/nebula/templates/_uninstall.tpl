@@ -12,6 +12,8 @@ metadata:
 spec:
   serviceAccountName: nebula-uninstall
   restartPolicy: OnFailure
+  # It starts whatever is wrong with the pods' network, and no runtime remembers that it was made with our chain.
+  hostNetwork: true
   {{- include "nebula.pullSecrets" .root | nindent 2 }}
   tolerations:
     - operator: Exists

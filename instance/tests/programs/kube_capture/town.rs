@@ -21,8 +21,8 @@ pub(super) const SOON: Duration = Duration::from_secs(20);
 
 /// Two nodes with everything installed. In `shop`, which is enrolled: `client`, and `db-0` and `db-1` on one node each,
 /// with Services `db` (headless) and `web`. In `other`: `near` and `far`, with Service `plain`.
-pub(super) struct Town {
-    pub(super) nodes: Nodes,
+pub(crate) struct Town {
+    pub(crate) nodes: Nodes,
     dns: Child,
     networks: BTreeMap<String, PathBuf>,
     _servers: Vec<EchoServer>,
@@ -30,7 +30,7 @@ pub(super) struct Town {
 
 impl Town {
     /// A cluster with DNS and nothing else.
-    pub(super) fn bare() -> Self {
+    pub(crate) fn bare() -> Self {
         let script = std::env::temp_dir().join(format!("who-{}", std::process::id()));
         std::fs::write(&script, WHO).expect("write the script");
         std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).expect("chmod");
@@ -112,7 +112,7 @@ impl Town {
     }
 
     /// Gives cluster DNS these names, too.
-    pub(super) fn name(&self, names: &[(IpAddr, &str)]) {
+    pub(crate) fn name(&self, names: &[(IpAddr, &str)]) {
         let hosts: String = names.iter().map(|(address, name)| format!("{address} {name}\n")).collect();
         let file = std::fs::File::options().append(true).open(self.nodes.folder.path().join("hosts"));
         file.expect("the file").write_all(hosts.as_bytes()).expect("write the names");
@@ -141,7 +141,7 @@ impl Town {
         object["status"]["podIP"].as_str().and_then(|address| address.parse().ok()).expect("an address")
     }
 
-    pub(super) fn cluster_ip(&self, namespace: &str, name: &str) -> IpAddr {
+    pub(crate) fn cluster_ip(&self, namespace: &str, name: &str) -> IpAddr {
         let object = self.object("service", namespace, name);
         object["spec"]["clusterIP"].as_str().and_then(|address| address.parse().ok()).expect("an address")
     }

@@ -39,6 +39,10 @@ impl Nodes {
         let images = [
             nodes.image("localhost/pause:1", &[&busybox[..], &["--entrypoint", pause]].concat()),
             nodes.image("localhost/busybox:1", &[&busybox[..], &["--busybox", "--dir", "/tmp"], &further[..]].concat()),
+            nodes.image(
+                "localhost/kubectl:1",
+                &["--file", "/usr/bin/kubectl=/kubectl", "--entrypoint", r#"["/kubectl"]"#],
+            ),
             nodes.program("nebula-ca", &["nebula-ca"]),
             nodes.program("nebula", &["nebula", "nebula-enrol", "nebula-ctl"]),
             nodes.program("nebula-cni-agent", &["nebula-cni-agent", "nebula-cni-plugin", "nebula-cni-instance"]),
@@ -201,6 +205,13 @@ impl Nodes {
         let timeout = format!("--timeout={}s", within.as_secs().max(1));
         let said = self.try_kubectl(&["rollout", "status", "-n", namespace, object, &timeout]);
         assert!(said.status.success(), "{object}: {}\n{}", text(&said), self.state());
+    }
+
+    /// What our programs left on a node, but for the images, and the containers of those that are not removed from nodes.
+    pub fn left_on(&self, node: u8) -> String {
+        let places = ["/etc/cni", "/opt/cni", "/run"];
+        let but = ["-path", "/run/containerd", "-prune", "-o", "-name", "*nebula*", "-print"];
+        text(&self.on(node, &[&["find"], &places[..], &but[..]].concat()))
     }
 
     /// The network namespace of a node, as `ip netns` calls it.

@@ -1,0 +1,162 @@
+//! The chart in the hands of Helm itself (its own packages, `tests/tools/helm.py`), with its hooks: installed, upgraded, not
+//! removed while a pod needs it, and removed. `./test kube` runs it where a build of Kubernetes is available.
+//!
+//! The chart asks for Kubernetes 1.25. The cluster is of release 1.20, so a copy of the chart is used that allows it and has
+//! disruption budgets as v1beta1.
+
+#![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::kube_capture::town::Town;
+use crate::world::kube::{NAMESPACE, Nodes, text};
+
+/// How long the hook waits for the nodes.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+struct Helm<'a> {
+    town: &'a Town,
+    chart: PathBuf,
+}
+
+impl<'a> Helm<'a> {
+    fn new(town: &'a Town) -> Self {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let chart = town.nodes.folder.path().join("chart");
+        let script = format!(
+            "cp -r {} {chart} && grep -rl policy/v1 {chart} | xargs sed -i 's#policy/v1$#policy/v1beta1#' && \
+             sed -i 's/^kubeVersion: .*/kubeVersion: \">=1.20.0-0\"/' {chart}/Chart.yaml",
+            root.join("deploy/helm/nebula").display(),
+            chart = chart.display()
+        );
+        let copied = Command::new("sh").args(["-ec", &script]).output().expect("sh runs");
+        assert!(copied.status.success(), "{}", text(&copied));
+        Self { town, chart }
+    }
+
+    fn nodes(&self) -> &Nodes {
+        &self.town.nodes
+    }
+
+    fn start(&self, words: &[&str]) -> Child {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let mut helm = self.nodes().tool("run");
+        helm.arg("python3").arg(root.join("tests/tools/helm.py")).args(words);
+        helm.env("PYTHONPATH", root.join("target/helm")).env("TIMEOUT", "200");
+        helm.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("helm.py starts")
+    }
+
+    /// With the chart and these values.
+    fn start_with(&self, verb: &str, values: &serde_json::Value) -> Child {
+        let file = self.nodes().folder.path().join("values.json");
+        std::fs::write(&file, values.to_string()).expect("write the values");
+        self.start(&[verb, &self.chart.display().to_string(), &file.display().to_string()])
+    }
+
+    fn succeeds(&self, what: &str, started: Child) -> String {
+        let start = Instant::now();
+        let output = started.wait_with_output().expect("helm.py ends");
+        assert!(output.status.success(), "helm {what}: {}\n{}", text(&output), self.nodes().state());
+        println!("helm {what} --wait: {:.1} s", start.elapsed().as_secs_f64());
+        text(&output)
+    }
+
+    /// What Helm says.
+    fn fails(&self, started: Child) -> String {
+        let output = started.wait_with_output().expect("helm.py ends");
+        assert!(!output.status.success(), "{}\n{}", text(&output), self.nodes().state());
+        text(&output)
+    }
+}
+
+fn values(namespaces: &[&str]) -> serde_json::Value {
+    json!({
+        "enrol": {"namespaces": namespaces},
+        // What the instances of these tests are looked for by.
+        "network": {"overlay": ["10.42.0.0/16"], "reserved": ["10.42.254.0/24"]},
+        "lighthouse": {"network": "10.42.255.0/24"},
+        "uninstall": {"kubectlImage": "localhost/kubectl:1", "pauseImage": "localhost/pause:1",
+                      "timeoutSeconds": PATIENCE.as_secs()},
+    })
+}
+
+#[test]
+#[ignore = "needs root, containerd, etcd, dnsmasq, a release build, Helm's packages and a build of Kubernetes"]
+fn helm_installs_and_upgrades_and_uninstalls_once_no_pod_needs_it() {
+    let town = Town::bare();
+    let nodes = &town.nodes;
+    let helm = Helm::new(&town);
+    let reach = |from: (&str, &str), to: (&str, &str)| {
+        let address = nodes.overlay(to.0, to.1).unwrap_or_else(|| panic!("{to:?} has no tunnel\n{}", nodes.state()));
+        assert!(nodes.ping(from.0, from.1, &address), "{from:?} does not reach {to:?}\n{}", nodes.state());
+    };
+
+    // Helm waits until all is ready; cluster DNS learns the Service's name meanwhile.
+    let installing = helm.start_with("install", &values(&["shop"]));
+    let service = ["get", "service", "-n", NAMESPACE, "nebula-ca"];
+    nodes.until("the CA's Service", Duration::from_secs(60), || nodes.try_kubectl(&service).status.success());
+    let ca = town.cluster_ip(NAMESPACE, "nebula-ca");
+    town.name(&[
+        (ca, &format!("nebula-ca.{NAMESPACE}.svc")),
+        (ca, &format!("nebula-ca.{NAMESPACE}.svc.cluster.local")),
+    ]);
+    helm.succeeds("install", installing);
+    assert_eq!(helm.succeeds("list", helm.start(&["list"])), "nebula");
+    for (name, node) in [("web", "test-node"), ("db", "node2")] {
+        nodes.pod("shop", name, node);
+        nodes.wait_for_pod("shop", name);
+    }
+    reach(("shop", "web"), ("shop", "db"));
+
+    // Wrong values are refused before anything changes.
+    let mut wrong = values(&["shop"]);
+    wrong["enrol"]["namespace"] = json!("shop");
+    let said = helm.fails(helm.start_with("upgrade", &wrong));
+    assert!(said.contains("namespace"), "{said}");
+
+    // An upgrade rolls the agents; the pods keep their tunnels.
+    helm.succeeds("upgrade", helm.start_with("upgrade", &values(&["shop", "other"])));
+    nodes.pod("other", "late", "node2");
+    nodes.wait_for_pod("other", "late");
+    reach(("shop", "web"), ("other", "late"));
+    reach(("other", "late"), ("shop", "db"));
+
+    // The hook names the pods that hold it up, and gives up at last; everything else stays, and the agents come back with the release.
+    let uninstalling = helm.start(&["uninstall"]);
+    nodes.until("the hook names the pods", Duration::from_secs(60), || {
+        let selector = "app.kubernetes.io/name=nebula-cni-uninstall";
+        let log = text(&nodes.try_kubectl(&["logs", "-n", NAMESPACE, "-l", selector, "-c", "uninstall", "--tail=-1"]));
+        log.contains("shop/web") && log.contains("other/late")
+    });
+    helm.fails(uninstalling);
+    for object in ["deployment/nebula-ca", "statefulset/nebula-lighthouse"] {
+        nodes.kubectl(&["get", "-n", NAMESPACE, object]);
+    }
+    reach(("shop", "web"), ("shop", "db"));
+    helm.succeeds("rollback", helm.start(&["rollback", "2"]));
+    nodes.pod("shop", "back", "test-node");
+    nodes.wait_for_pod("shop", "back");
+    reach(("shop", "back"), ("other", "late"));
+    reach(("shop", "web"), ("shop", "db"));
+
+    for (namespace, name) in [("shop", "web"), ("shop", "db"), ("shop", "back"), ("other", "late")] {
+        nodes.kubectl(&["delete", "pod", "-n", namespace, name, "--timeout=30s"]);
+    }
+    helm.succeeds("uninstall", helm.start(&["uninstall"]));
+    assert_eq!(helm.succeeds("list", helm.start(&["list"])), "");
+    for node in [1, 2] {
+        assert_eq!(nodes.left_on(node), "", "node {node} still has these");
+    }
+    // The CA's key stays; nothing else does, and no hook.
+    let kinds =
+        "deployments,statefulsets,daemonsets,jobs,services,roles,rolebindings,networkpolicies,persistentvolumeclaims";
+    let left = nodes.kubectl(&["get", "-n", NAMESPACE, kinds, "-o", "name"]);
+    assert_eq!(left, "persistentvolumeclaim/nebula-ca");
+    nodes.pod("shop", "after", "node2");
+    nodes.wait_for_pod("shop", "after");
+    assert_eq!(nodes.overlay("shop", "after"), None);
+}
