@@ -4,6 +4,7 @@
 #   kube-nodes.sh start DIR       prints nothing; DIR/control/admin.kubeconfig is the administrator's
 #   kube-nodes.sh run DIR WORDS   runs a command in the network of the first node, with that kubeconfig
 #   kube-nodes.sh node DIR N WORDS  runs a command as on node N (1 or 2): its network and its files
+#   kube-nodes.sh kubelet DIR N   kills the kubelet of node N and starts it again; returns when the node is ready
 #   kube-nodes.sh reboot DIR N    everything on node N ends at once, what is not on its disk is gone, and it starts again; returns
 #                                 when the node is ready
 #   kube-nodes.sh stop DIR
@@ -33,6 +34,14 @@ first_up() {
 exec nsenter -t $(first_process "$1") --mount --pid bash -c 'cd "\$1" && shift && exec "\$@"' kubelet "\$PWD" "$KUBE_BIN/kubelet" "\$@"
 C
   chmod 755 "$node/kube/kubelet"
+}
+node_name() { case $1 in 1) echo test-node ;; 2) echo node2 ;; esac; }
+# The kubelet of a node, again.
+kubelet_up() {
+  local part=$dir/control address=192.0.2.10
+  [ "$1" = 1 ] || part=$dir/second address=192.0.2.11
+  KUBE_BIN=$dir/node$1/kube NODE_NS=$prefix$1 NODE_NAME=$(node_name "$1") NODE_IP=$address \
+    CRI_SOCKET=$dir/node$1/cri/run/containerd.sock "$here/kube-up.sh" kubelet "$part"
 }
 case $verb in
 start)
@@ -102,20 +111,21 @@ service)
   done ;;
 reboot)
   n=$1 node=$dir/node$1
-  case $n in
-    1) part=$dir/control name=test-node address=192.0.2.10 ;;
-    2) part=$dir/second name=node2 address=192.0.2.11 ;;
-  esac
   outer=$(cat "$node/cri/pid")
   kill -KILL "$(first_process "$n")"
   for _ in $(seq 50); do kill -0 "$outer" 2>/dev/null || break; sleep 0.1; done
   # Control groups, containerd's state and the pods' bridge are in memory; the pods' links went with their namespaces.
-  find /sys/fs/cgroup -depth -type d \( -path "*/$name/*" -o -path '*/nebula-cni/pods/*' \) -exec rmdir {} \; 2>/dev/null || true
+  find /sys/fs/cgroup -depth -type d \( -path "*/$(node_name "$n")/*" -o -path '*/nebula-cni/pods/*' \) -exec rmdir {} \; 2>/dev/null || true
   rm -rf "$node/cri/run"
   in_network "$n" ip link delete cni0
   IMAGES= first_up "$n"
-  KUBE_BIN=$node/kube NODE_NS=$prefix$n NODE_NAME=$name NODE_IP=$address CRI_SOCKET=$node/cri/run/containerd.sock \
-    "$here/kube-up.sh" kubelet "$part" ;;
+  kubelet_up "$n" ;;
+kubelet)
+  case $1 in 1) part=$dir/control ;; 2) part=$dir/second ;; esac
+  # nsenter passes no signal on, and ends with its child.
+  pkill -KILL -P "$(cat "$part/kubelet.pid")"
+  for _ in $(seq 50); do kill -0 "$(cat "$part/kubelet.pid")" 2>/dev/null || break; sleep 0.1; done
+  kubelet_up "$1" ;;
 run) KUBECONFIG=$dir/control/admin.kubeconfig exec nsenter --net="/run/netns/${prefix}1" "$@" ;;
 node)
   n=$1; shift
@@ -132,5 +142,5 @@ stop)
     fi
     ip netns del "$prefix$n" 2>/dev/null || true
   done ;;
-*) sed -n '2,21s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+*) sed -n '2,22s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac

@@ -45,6 +45,7 @@ mod kube_capture;
 mod kube_cluster;
 mod kube_helm;
 mod kube_labels;
+mod kube_orders;
 mod load;
 mod log_fields;
 mod log_flood;

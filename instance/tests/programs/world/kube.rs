@@ -16,6 +16,7 @@ pub const NAMESPACE: &str = "nebula-system";
 /// Two nodes, `test-node` (1, 192.0.2.10) and `node2` (2, 192.0.2.11); removed on drop.
 pub struct Nodes {
     pub folder: tempfile::TempDir,
+    pub has_proxy: bool,
     prefix: String,
 }
 
@@ -32,7 +33,7 @@ impl Nodes {
 
     fn begin(has_proxy: bool, files: &[String]) -> Self {
         let prefix = format!("kn{}-{}-", std::process::id(), STARTED.fetch_add(1, Ordering::Relaxed));
-        let nodes = Self { folder: tempfile::tempdir().expect("a folder"), prefix };
+        let nodes = Self { folder: tempfile::tempdir().expect("a folder"), has_proxy, prefix };
         let pause = r#"["/bin/busybox","sh","-c","trap \"exit 0\" TERM INT; while :; do /bin/busybox sleep 3600 & wait $!; done"]"#;
         let busybox = ["--file", "/bin/busybox=/bin/busybox"];
         let further: Vec<&str> = files.iter().flat_map(|file| ["--file", file]).collect();
