@@ -229,7 +229,7 @@ fn interface_request(name: &str, flags: c_int) -> libc::ifreq {
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     // The last byte stays zero.
     for (to, from) in request.ifr_name[..libc::IFNAMSIZ - 1].iter_mut().zip(name.bytes()) {
-        *to = from.cast_signed();
+        *to = libc::c_char::from_ne_bytes([from]);
     }
     request.ifr_ifru.ifru_flags = flags as c_short;
     request
@@ -237,7 +237,7 @@ fn interface_request(name: &str, flags: c_int) -> libc::ifreq {
 
 fn interface_name(request: &libc::ifreq) -> String {
     let bytes: Vec<u8> =
-        request.ifr_name.iter().map(|&byte| byte.cast_unsigned()).take_while(|&byte| byte != 0).collect();
+        request.ifr_name.iter().map(|&byte| byte.to_ne_bytes()[0]).take_while(|&byte| byte != 0).collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 

@@ -247,7 +247,7 @@ fn max_segments() -> usize {
         }
         name.release
     };
-    let release: Vec<u8> = release.iter().map(|&byte| byte.cast_unsigned()).take_while(|&byte| byte != 0).collect();
+    let release: Vec<u8> = release.iter().map(|&byte| byte.to_ne_bytes()[0]).take_while(|&byte| byte != 0).collect();
     if kernel_version(&release) >= (6, 9) { 127 } else { 63 }
 }
 
