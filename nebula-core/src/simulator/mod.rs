@@ -6,10 +6,12 @@
 mod adopt;
 mod authority;
 mod cluster;
+mod deadlines;
 mod exercise;
 mod flow;
 mod host;
 mod host_spec;
+mod hosts;
 mod link;
 mod nat;
 mod operation;
@@ -27,6 +29,7 @@ use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
 
 pub use authority::{Authority, Subject};
 pub use cluster::Cluster;
+pub use deadlines::Deadlines;
 pub use exercise::{Exercise, REACHABLE_AGAIN_WITHIN};
 pub use flow::Step;
 pub use host_spec::HostSpec;
@@ -38,6 +41,7 @@ pub use ping::Ping;
 
 use self::flow::Flow;
 use self::host::Host;
+use self::hosts::Hosts;
 use self::nat::Nat;
 use self::packet::Contents;
 use crate::firewall::Rule;
@@ -72,7 +76,7 @@ pub struct SimNet {
     links: BTreeMap<(HostId, HostId), Link>,
     /// Paths between two endpoints that differ from those.
     paths: BTreeMap<(SocketAddr, SocketAddr), Link>,
-    hosts: Vec<Host>,
+    hosts: Hosts,
     nats: Vec<Nat>,
     in_flight: BTreeMap<(Instant, u64), InFlight>,
     sent: u64,
@@ -109,7 +113,7 @@ impl SimNet {
             link: Link::default(),
             links: BTreeMap::new(),
             paths: BTreeMap::new(),
-            hosts: Vec::new(),
+            hosts: Hosts::default(),
             nats: Vec::new(),
             in_flight: BTreeMap::new(),
             sent: 0,
@@ -136,7 +140,7 @@ impl SimNet {
 
     /// Adds a host and starts it.
     pub fn add(&mut self, spec: HostSpec) -> HostId {
-        let id = HostId(self.hosts.len());
+        let id = self.hosts.next_id();
         let [high, low] = number_of(id);
         let default_network = IpNet::new(Ipv4Addr::new(10, 42, high, low).into(), 16).expect("16 is a prefix length");
         let default_underlay = match spec.nat {
@@ -158,12 +162,12 @@ impl SimNet {
         config.firewall.inbound = vec![Rule::any()];
         config.firewall.outbound = vec![Rule::any()];
         for host in spec.knows {
-            let host = &self.hosts[host.0];
+            let host = &self.hosts[host];
             for address in &host.overlay {
                 config.static_hosts.insert(*address, host.endpoints().collect());
             }
         }
-        config.lighthouse.hosts = spec.lighthouses.iter().map(|host| self.hosts[host.0].overlay[0]).collect();
+        config.lighthouse.hosts = spec.lighthouses.iter().map(|host| self.hosts[*host].overlay[0]).collect();
         (spec.configure)(&mut config);
         let underlay = spec.underlay.unwrap_or(default_underlay);
         let nat = spec.nat.map(|nat| nat.0);
@@ -181,9 +185,10 @@ impl SimNet {
 
     /// Tells `host` the endpoint of `peer`, as its configuration would.
     pub fn introduce(&mut self, host: HostId, peer: HostId) {
-        let peer = &self.hosts[peer.0];
+        let peer = &self.hosts[peer];
         let known: Vec<_> = peer.overlay.iter().map(|address| (*address, peer.endpoints().collect())).collect();
-        self.hosts[host.0].add_static_hosts(self.now, known);
+        let now = self.now;
+        self.hosts.change(host, |host| host.add_static_hosts(now, known));
         self.dispatch(host);
     }
 
@@ -196,13 +201,13 @@ impl SimNet {
     /// The certificates and key that `host` starts with.
     #[must_use]
     pub fn identity(&self, host: HostId) -> &Identity {
-        self.hosts[host.0].identity()
+        self.hosts[host].identity()
     }
 
     /// A new certificate and key for `host`, like its present one.
     #[must_use]
     pub fn renewed_identity(&self, host: HostId, versions: &[Version]) -> Identity {
-        let host = &self.hosts[host.0];
+        let host = &self.hosts[host];
         let present = host.identity().primary();
         self.authority.identity(&Subject {
             name: host.name.clone(),
@@ -217,7 +222,7 @@ impl SimNet {
     /// Fingerprint of the host's certificate, as a blocklist names it.
     #[must_use]
     pub fn fingerprint(&self, host: HostId) -> Fingerprint {
-        self.hosts[host.0].identity().primary().fingerprint()
+        self.hosts[host].identity().primary().fingerprint()
     }
 
     /// How many datagrams all hosts together may send in a second before that is taken for a loop, which panics. Default: 20,000.
@@ -259,8 +264,7 @@ impl SimNet {
 
     /// Moves the host to another underlay endpoint, behind no NAT; it keeps its tunnels.
     pub fn move_to(&mut self, host: HostId, underlay: &str) {
-        let host = &mut self.hosts[host.0];
-        (host.underlay, host.nat) = (underlay.parse().expect("an endpoint"), None);
+        self.hosts.relocate(host, underlay.parse().expect("an endpoint"), None);
     }
 
     /// As [`SimNet::move_to`], and the host notices that its interface has another address.
@@ -273,9 +277,7 @@ impl SimNet {
 
     /// Moves the host to a private endpoint behind `nat`; it keeps its tunnels.
     pub fn move_behind(&mut self, host: HostId, nat: NatId) {
-        let underlay = private_endpoint(nat, host);
-        let host = &mut self.hosts[host.0];
-        (host.underlay, host.nat) = (underlay, Some(nat.0));
+        self.hosts.relocate(host, private_endpoint(nat, host), Some(nat.0));
     }
 
     /// Makes the NAT forget its mappings; later datagrams get new ports.
@@ -291,42 +293,42 @@ impl SimNet {
 
     /// The program of the host does not run any more, but loses no state: it is stopped, or the host sleeps.
     pub fn suspend(&mut self, host: HostId) {
-        self.hosts[host.0].is_up = false;
+        self.hosts.change(host, |host| host.is_up = false);
     }
 
     /// It runs again after [`SimNet::suspend`]. What it missed is lost.
     pub fn resume(&mut self, host: HostId) {
-        self.hosts[host.0].is_up = true;
+        self.hosts.change(host, |host| host.is_up = true);
         self.run_for(Duration::ZERO);
     }
 
     /// Stops the host without closing its tunnels; it loses all state.
     pub fn kill(&mut self, host: HostId) {
-        self.hosts[host.0].is_up = false;
+        self.hosts.change(host, |host| host.is_up = false);
     }
 
     /// Whether the host runs.
     #[must_use]
     pub fn is_up(&self, host: HostId) -> bool {
-        self.hosts[host.0].is_up
+        self.hosts[host].is_up
     }
 
     /// Restarts the host without any state, as after a crash; also after [`SimNet::stop`] and [`SimNet::kill`].
     pub fn restart(&mut self, host: HostId) {
-        let (wall, seed) = (self.wall(), self.random_seed());
-        self.hosts[host.0].restart(self.now, wall, seed);
+        let (now, wall, seed) = (self.now, self.wall(), self.random_seed());
+        self.hosts.change(host, |host| host.restart(now, wall, seed));
         self.dispatch(host);
     }
 
     /// Changes the configuration that `host` will start with the next time, like an edited configuration file.
     pub fn edit_config(&mut self, host: HostId, change: impl FnOnce(&mut Config)) {
-        self.hosts[host.0].edit_config(change);
+        self.hosts.change(host, |host| host.edit_config(change));
     }
 
     /// Calls a method of the node's control plane.
     pub fn control<T>(&mut self, host: HostId, verb: impl FnOnce(&mut Node, Instant) -> T) -> T {
         let now = self.now;
-        let result = self.hosts[host.0].control(now, |node| verb(node, now));
+        let result = self.hosts.change(host, |host| host.control(now, |node| verb(node, now)));
         self.dispatch(host);
         result
     }
@@ -334,19 +336,19 @@ impl SimNet {
     /// First overlay address of the host.
     #[must_use]
     pub fn overlay(&self, host: HostId) -> IpAddr {
-        self.hosts[host.0].overlay[0]
+        self.hosts[host].overlay[0]
     }
 
     /// Endpoint of the host's socket.
     #[must_use]
     pub fn underlay(&self, host: HostId) -> SocketAddr {
-        self.hosts[host.0].underlay
+        self.hosts[host].underlay
     }
 
     /// Live tunnels of the host.
     #[must_use]
     pub fn tunnels(&self, host: HostId) -> Vec<TunnelStatus> {
-        self.hosts[host.0].engine.node.tunnels()
+        self.hosts[host].engine.node.tunnels()
     }
 
     /// Tunnels of `host` to `peer`.
@@ -358,8 +360,11 @@ impl SimNet {
 
     /// Uses up send counters of the primary tunnel from `host` to `peer`, as `count` datagrams would.
     pub fn spend_counters(&mut self, host: HostId, peer: HostId, count: u64) {
-        let tunnel = self.hosts[host.0].engine.forwarder.tunnels().by_address(self.overlay(peer)).expect("a tunnel");
-        let _first = tunnel.session.reserve(count).expect("counters that are left");
+        let peer = self.overlay(peer);
+        self.hosts.change(host, |host| {
+            let tunnel = host.engine.forwarder.tunnels().by_address(peer).expect("a tunnel");
+            let _first = tunnel.session.reserve(count).expect("counters that are left");
+        });
     }
 
     /// The endpoint of `peer` as `host` knows it.
@@ -371,25 +376,25 @@ impl SimNet {
     /// Sizes of the host's tables.
     #[must_use]
     pub fn table_sizes(&self, host: HostId) -> TableSizes {
-        self.hosts[host.0].engine.node.table_sizes()
+        self.hosts[host].engine.node.table_sizes()
     }
 
     /// Everything that happened at a host.
     #[must_use]
     pub fn events(&self, host: HostId) -> &[Event] {
-        &self.hosts[host.0].events
+        &self.hosts[host].events
     }
 
     /// A counter of a host, summed over its lanes.
     #[must_use]
     pub fn counter(&self, host: HostId, name: &str) -> u64 {
-        *self.hosts[host.0].engine.counters().get(name).unwrap_or_else(|| panic!("no counter named {name}"))
+        *self.hosts[host].engine.counters().get(name).unwrap_or_else(|| panic!("no counter named {name}"))
     }
 
     /// Payloads of the UDP packets a host received on an overlay port.
     #[must_use]
     pub fn payloads(&self, host: HostId, port: u16) -> Vec<Vec<u8>> {
-        let received = self.hosts[host.0].received.iter();
+        let received = self.hosts[host].received.iter();
         let wanted = received.filter_map(|packet| match packet::read(packet) {
             Contents::Udp { port: to, payload, .. } if to == port => Some(payload),
             _ => None,
@@ -399,31 +404,31 @@ impl SimNet {
 
     /// The UDP packets a host received on the overlay since the last call.
     pub fn take_udp(&mut self, host: HostId) -> Vec<UdpPacket> {
-        let received = std::mem::take(&mut self.hosts[host.0].received);
+        let received = self.hosts.take_received(host);
         received.iter().filter_map(|packet| packet::read_udp(packet)).collect()
     }
 
     /// IP packets a host received from the overlay, oldest first; answers to its own refused packets are among them.
     #[must_use]
     pub fn packets(&self, host: HostId) -> &[Vec<u8>] {
-        &self.hosts[host.0].received
+        &self.hosts[host].received
     }
 
     /// The IP packets a host received from the overlay since the last call, oldest first.
     pub fn take_packets(&mut self, host: HostId) -> Vec<Vec<u8>> {
-        std::mem::take(&mut self.hosts[host.0].received)
+        self.hosts.take_received(host)
     }
 
     /// The verified certificate of the host with this overlay address, if `host` has a tunnel to it.
     #[must_use]
     pub fn certificate(&self, host: HostId, peer: IpAddr) -> Option<VerifiedCertificate> {
-        self.hosts[host.0].engine.certificate(peer)
+        self.hosts[host].engine.certificate(peer)
     }
 
     /// IP packets that a host sent on its primary network, past the overlay, oldest first.
     #[must_use]
     pub fn bypassed(&self, host: HostId) -> &[Vec<u8>] {
-        &self.hosts[host.0].bypassed
+        &self.hosts[host].bypassed
     }
 
     /// Gives a host this directory of its cluster.
@@ -471,7 +476,7 @@ impl SimNet {
     /// Sends an IP packet as a program on `from` would.
     pub fn send_packet(&mut self, from: HostId, packet: &[u8]) -> Verdict {
         let now = self.now;
-        let verdict = self.hosts[from.0].send(now, packet);
+        let verdict = self.hosts.change(from, |host| host.send(now, packet));
         self.dispatch(from);
         verdict
     }
@@ -522,19 +527,20 @@ impl SimNet {
                 if let Some(nat) = self.nats.iter_mut().find(|nat| nat.public == arrived.to.ip()) {
                     nat.passed(self.now, arrived.to.port());
                 }
-                self.hosts[host.0].receive(self.now, from, &arrived.datagram);
+                let now = self.now;
+                self.hosts.change(host, |host| host.receive(now, from, &arrived.datagram));
                 self.dispatch(host);
             }
             return true;
         }
-        for id in 0..self.hosts.len() {
-            let host = &mut self.hosts[id];
-            if host.next_deadline().is_some_and(|due| due <= self.now) {
-                host.timeout(self.now);
+        let now = self.now;
+        for id in self.hosts.due(now) {
+            self.hosts.change(id, |host| {
+                host.timeout(now);
                 let next = host.next_deadline();
-                assert!(next.is_none_or(|next| next > self.now), "{} leaves a deadline that is due", host.name);
-                self.dispatch(HostId(id));
-            }
+                assert!(next.is_none_or(|next| next > now), "{} leaves a deadline that is due", host.name);
+            });
+            self.dispatch(id);
         }
         true
     }
@@ -542,14 +548,19 @@ impl SimNet {
     /// When the next datagram arrives or a host has something to do by time.
     #[must_use]
     pub fn next_event(&self) -> Option<Instant> {
-        let deadlines = self.hosts.iter().filter_map(Host::next_deadline);
-        deadlines.chain(self.in_flight.first_key_value().map(|((at, _), _)| *at)).min()
+        let arrival = self.in_flight.first_key_value().map(|((at, _), _)| *at);
+        self.hosts.next_deadline().into_iter().chain(arrival).min()
+    }
+
+    /// Hosts that did or got anything since the last call, for programs of hosts that the test runs beside them.
+    pub fn take_changed(&mut self) -> impl Iterator<Item = HostId> + use<> {
+        self.hosts.take_changed().into_iter()
     }
 
     /// Puts everything a host wants to send onto the underlay.
     fn dispatch(&mut self, sender: HostId) {
-        while let Some(transmit) = self.hosts[sender.0].next_datagram() {
-            let host = &self.hosts[sender.0];
+        while let Some(transmit) = self.hosts.next_datagram(sender) {
+            let host = &self.hosts[sender];
             let from = match host.nat {
                 Some(nat) if !self.shares_nat(nat, transmit.to) => {
                     self.nats[nat].outbound(self.now, host.underlay, transmit.to)
@@ -566,7 +577,7 @@ impl SimNet {
                 true => Vec::new(),
                 false => link.arrivals(datagram.datagram.len(), &mut self.rng),
             };
-            let name = self.hosts[sender.0].name.clone();
+            let name = self.hosts[sender].name.clone();
             self.note(&name, receiver, &datagram, arrivals.len());
             for delay in arrivals {
                 let InFlight { from, to, ref datagram } = datagram;
@@ -580,7 +591,7 @@ impl SimNet {
         self.flow.push(Step {
             at: self.elapsed(),
             sender: sender.to_owned(),
-            receiver: receiver.map(|receiver| self.hosts[receiver.0].name.clone()),
+            receiver: receiver.map(|receiver| self.hosts[receiver].name.clone()),
             from: datagram.from,
             to: datagram.to,
             datagram: datagram.datagram.clone(),
@@ -611,15 +622,17 @@ impl SimNet {
                 return self.host_at(inside, Some(nat)).map(|host| (host, datagram.from));
             }
             // A private destination can be reached only from behind the same NAT.
-            None => self.hosts.iter().find(|host| host.underlay == datagram.from).and_then(|host| host.nat),
+            None => {
+                let mut senders = self.hosts.at(datagram.from).map(|id| &self.hosts[id]);
+                senders.find(|host| host.underlay == datagram.from).and_then(|host| host.nat)
+            }
         };
         let direct = self.host_at(to, None);
         direct.or_else(|| self.host_at(to, Some(private?))).map(|host| (host, datagram.from))
     }
 
     fn host_at(&self, underlay: SocketAddr, nat: Option<usize>) -> Option<HostId> {
-        let is_there = |host: &Host| host.is_up && host.nat == nat && host.endpoints().any(|own| own == underlay);
-        self.hosts.iter().position(is_there).map(HostId)
+        self.hosts.at(underlay).find(|id| self.hosts[*id].is_up && self.hosts[*id].nat == nat)
     }
 
     fn shares_nat(&self, nat: usize, to: SocketAddr) -> bool {

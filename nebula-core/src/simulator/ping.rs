@@ -32,7 +32,7 @@ impl Ping<'_> {
                 return net.now.saturating_duration_since(began);
             }
         }
-        let [from, to] = [self.from, self.to].map(|host| net.hosts[host.0].name.clone());
+        let [from, to] = [self.from, self.to].map(|host| net.hosts[host].name.clone());
         panic!("no ping from {from} to {to} was answered within a minute\n{}", net.diagram());
     }
 
@@ -66,7 +66,7 @@ impl SimNet {
     }
 
     fn answered(&self, host: HostId, wanted: u16, wanted_sequence: Option<u16>) -> bool {
-        self.hosts[host.0].received.iter().any(|packet| match packet::read(packet) {
+        self.hosts[host].received.iter().any(|packet| match packet::read(packet) {
             Contents::EchoReply { identifier, sequence } => {
                 identifier == wanted && wanted_sequence.is_none_or(|wanted| wanted == sequence)
             }

@@ -1,12 +1,13 @@
 //! Hosts of the simulator with a stack each, and programs that stream through them, all on one virtual clock.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use nebula_core::forward::{Offload, cut_packet};
-use nebula_core::simulator::{HostId, SimNet};
+use nebula_core::simulator::{Deadlines, HostId, SimNet};
 use nebula_core::{Event, Verdict};
 use nebula_net::stack::{Flow, Stack, StackOptions};
 use nebula_net::tcp::Error;
@@ -20,6 +21,11 @@ const PORT: u16 = 7;
 pub(crate) struct World {
     pub(crate) net: SimNet,
     nodes: Vec<Node>,
+    by_host: BTreeMap<HostId, usize>,
+    /// Of the stacks of nodes that are up.
+    deadlines: Deadlines,
+    /// Nodes that may have something to do.
+    busy: BTreeSet<usize>,
     streams: Vec<Stream>,
     woken: Arc<Mutex<Vec<Key>>>,
 }
@@ -74,7 +80,15 @@ impl World {
     pub(crate) fn new(mut net: SimNet) -> Self {
         net.allow_datagrams(1_000_000);
         net.keep_steps(1000);
-        Self { net, nodes: Vec::new(), streams: Vec::new(), woken: Arc::default() }
+        Self {
+            net,
+            nodes: Vec::new(),
+            by_host: BTreeMap::new(),
+            deadlines: Deadlines::default(),
+            busy: BTreeSet::new(),
+            streams: Vec::new(),
+            woken: Arc::default(),
+        }
     }
 
     /// Gives a host a stack with these addresses that listens. Returns its number.
@@ -84,9 +98,11 @@ impl World {
         let stack = Stack::new(now, Vec::new(), options.clone(), [0; 32]);
         let mut node = Node { host, addresses, options, stack, starts: 0, events: 0 };
         node.start(now);
+        let at = self.nodes.len();
         self.nodes.push(node);
-        self.call(Key::Listener(self.nodes.len() - 1));
-        self.nodes.len() - 1
+        self.by_host.insert(host, at);
+        self.call(Key::Listener(at));
+        at
     }
 
     /// The program and the engine of this node start again, and know nothing of before.
@@ -203,10 +219,8 @@ impl World {
 
     /// Handles what is next; returns `false` at the end.
     fn step(&mut self, end: Instant) -> bool {
-        let up = self.nodes.iter().filter(|node| self.net.is_up(node.host));
-        let due = up.filter_map(|node| node.stack.poll_timeout()).min();
         let event = self.net.next_event();
-        let next = [due, event].into_iter().flatten().min().filter(|next| *next <= end);
+        let next = [self.deadlines.next(), event].into_iter().flatten().min().filter(|next| *next <= end);
         match next {
             Some(next) if event == Some(next) => _ = self.net.step(),
             next => self.net.run_for(next.unwrap_or(end).saturating_duration_since(self.net.now())),
@@ -217,11 +231,12 @@ impl World {
 
     /// Carries packets between hosts and stacks, and calls programs, until nobody has anything to do.
     fn settle(&mut self) {
+        self.busy.extend(self.deadlines.due(self.net.now()));
         loop {
-            let mut idle = true;
-            for at in 0..self.nodes.len() {
-                idle &= !self.carry(at);
-            }
+            self.busy.extend(self.net.take_changed().filter_map(|host| self.by_host.get(&host)));
+            let busy = std::mem::take(&mut self.busy);
+            let idle = busy.is_empty();
+            busy.into_iter().for_each(|at| self.carry(at));
             let woken = std::mem::take(&mut *self.woken.lock().unwrap_or_else(PoisonError::into_inner));
             if idle && woken.is_empty() {
                 return;
@@ -230,17 +245,16 @@ impl World {
         }
     }
 
-    /// Returns whether there was anything.
-    fn carry(&mut self, at: usize) -> bool {
-        let Self { net, nodes, .. } = self;
+    /// Carries packets between a host and its stack. What comes of it changes the host, which is carried again then.
+    fn carry(&mut self, at: usize) {
+        let Self { net, nodes, deadlines, .. } = self;
         let Node { host, stack, events, .. } = &mut nodes[at];
         let (host, now) = (*host, net.now());
         if !net.is_up(host) {
-            return false;
+            deadlines.set(at, None);
+            return;
         }
-        let received = net.take_packets(host);
-        let mut busy = !received.is_empty();
-        for packet in received {
+        for packet in net.take_packets(host) {
             stack.receive(now, &[&packet], Offload::default());
         }
         for event in &net.events(host)[*events..] {
@@ -258,7 +272,6 @@ impl World {
         stack.timeout(now);
         let mut packet = Vec::new();
         while let Some(offload) = stack.poll_packet(now, &mut packet) {
-            busy = true;
             let mut pieces = Vec::new();
             assert!(cut_packet(&packet, offload, |piece| pieces.push(piece.to_vec())) > 0, "a packet that can be cut");
             for piece in pieces {
@@ -267,7 +280,7 @@ impl World {
                 }
             }
         }
-        busy
+        deadlines.set(at, stack.poll_timeout());
     }
 
     fn call(&mut self, key: Key) {
@@ -277,9 +290,11 @@ impl World {
         match key {
             Key::End(stream, end) => {
                 let end = &mut self.streams[stream].ends[end];
+                self.busy.insert(end.node);
                 end.drive(&mut self.nodes[end.node].stack, now, &mut context);
             }
             Key::Listener(at) => {
+                self.busy.insert(at);
                 while let Poll::Ready(Some(id)) = self.nodes[at].stack.poll_accept(None, PORT, &mut context) {
                     let Flow { local, remote } = self.nodes[at].stack.flow(id).expect("it was just accepted");
                     let flow = Flow { local: remote, remote: local };
