@@ -92,13 +92,14 @@ fn check(document: &Value) -> Vec<String> {
 }
 
 /// Everything that the chart made, and what was written by hand.
-const ALL: [&str; 9] = [NEBULA, REPLICAS, UNINSTALL, EVERY_OPTION, OUTSIDE, CAPTURE, NAMESPACE, INJECTION, POD];
+const ALL: [&str; 10] = [NEBULA, REPLICAS, UNINSTALL, EVERY_OPTION, OUTSIDE, CAPTURE, NAMESPACE, INJECTION, POD, PROXY];
 const NEBULA: &str = "kubernetes/nebula.yaml";
 const REPLICAS: &str = "kubernetes/nebula-replicas.yaml";
 const UNINSTALL: &str = "kubernetes/uninstall.yaml";
 const NAMESPACE: &str = "kubernetes/namespace.yaml";
 const INJECTION: &str = "kubernetes/injection.yaml";
 const POD: &str = "kubernetes/pod.yaml";
+const PROXY: &str = "kubernetes/proxy.yaml";
 /// Rendered from `.ci/chart/values.yaml`.
 const EVERY_OPTION: &str = "../.ci/chart/other.yaml";
 /// Rendered from `.ci/chart/outside-values.yaml`: CA and lighthouses are not part of the installation.

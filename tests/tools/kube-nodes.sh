@@ -10,11 +10,11 @@
 #   kube-nodes.sh stop DIR
 #
 # Environment: KUBE_BIN, PREFIX (of the names of network namespaces; default kn), IMAGES (archives of mkimage.py; the one
-# named localhost/pause:1 is needed), PROXY=1 (kube-proxy on both nodes).
+# named localhost/pause:1 is needed), PROXY=1 (kube-proxy on both nodes, and pods and Services with IPv4 and IPv6).
 #
 # Each node has a network namespace, a containerd, a kubelet, processes of its own (containerd is process 1) and files of its
 # own where a node agent writes: /etc/cni, /opt/cni, /var/lib/cni and /run. The pods' network is the bridge plugin,
-# 10.244.N.0/24 with routes between the nodes. Without PROXY there is no kube-proxy: `service` below does its job for a ClusterIP of one
+# 10.244.N.0/24, with PROXY also fd00:10:244:N::/64, with routes between the nodes. Without PROXY there is no kube-proxy: `service` below does its job for a ClusterIP of one
 # endpoint.
 #
 #   kube-nodes.sh service DIR ADDRESS:PORT ENDPOINT:PORT   on both nodes, for their pods and for themselves
@@ -40,12 +40,14 @@ node_name() { case $1 in 1) echo test-node ;; 2) echo node2 ;; esac; }
 kubelet_up() {
   local part=$dir/control address=192.0.2.10
   [ "$1" = 1 ] || part=$dir/second address=192.0.2.11
-  KUBE_BIN=$dir/node$1/kube NODE_NS=$prefix$1 NODE_NAME=$(node_name "$1") NODE_IP=$address \
+  PROXY=$(cat "$dir/proxy" 2>/dev/null || true) KUBE_BIN=$dir/node$1/kube NODE_NS=$prefix$1 NODE_NAME=$(node_name "$1") NODE_IP=$address \
     CRI_SOCKET=$dir/node$1/cri/run/containerd.sock "$here/kube-up.sh" kubelet "$part"
 }
 case $verb in
 start)
   for n in 1 2; do
+    range6= route6=
+    [ -z "${PROXY-}" ] || range6=', [{"subnet": "fd00:10:244:'$n'::/64"}]' route6=', {"dst": "::/0"}'
     ip netns add "$prefix$n"
     in_network $n ip link set lo up
     node=$dir/node$n
@@ -54,7 +56,7 @@ start)
     cat > "$node/etc-cni/net.d/10-bridge.conflist" <<C
 {"cniVersion": "1.0.0", "name": "pods", "plugins": [
   {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": false, "hairpinMode": true,
-   "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.$n.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
+   "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.$n.0/24"}]$range6], "routes": [{"dst": "0.0.0.0/0"}$route6]}},
   {"type": "portmap", "capabilities": {"portMappings": true}}]}
 C
     # The folders that a node agent writes to are the node's own, for containerd and for what it starts.
@@ -72,12 +74,13 @@ C
     first_up $n
   done
   if [ "${PROXY-}" ]; then
-    export PROXY=10.244.0.0/16
+    export PROXY=10.244.0.0/16,fd00:10:244::/48
+    echo "$PROXY" > "$dir/proxy"
     # Answers of a pod to another one of its node pass the translation, as kubeadm asks of a node; here of the pods' bridge only, because
     # that of the nodes would not send a translated packet back to the port from which it came.
     for n in 1 2; do
-      in_network $n sysctl -qw net.bridge.bridge-nf-call-iptables=0
-      in_network $n ip link add cni0 type bridge nf_call_iptables 1
+      in_network $n sysctl -qw net.bridge.bridge-nf-call-iptables=0 net.bridge.bridge-nf-call-ip6tables=0
+      in_network $n ip link add cni0 type bridge nf_call_iptables 1 nf_call_ip6tables 1
     done
   fi
   KUBE_BIN=$dir/node1/kube NODE_NS=${prefix}1 CRI_SOCKET=$dir/node1/cri/run/containerd.sock "$here/kube-up.sh" start "$dir/control" node
@@ -85,6 +88,13 @@ C
     "$here/kube-up.sh" join "$dir/second" "$dir/control"
   in_network 1 ip route add 10.244.2.0/24 via 192.0.2.11
   in_network 2 ip route add 10.244.1.0/24 via 192.0.2.10
+  if [ "${PROXY-}" ]; then
+    in_network 1 ip addr add fd00:192::10/64 dev node0 nodad
+    in_network 2 ip addr add fd00:192::11/64 dev eth0 nodad
+    in_network 1 ip route add fd00:10:244:2::/64 via fd00:192::11
+    in_network 2 ip route add fd00:10:244:1::/64 via fd00:192::10
+    for n in 1 2; do in_network $n sysctl -qw net.ipv6.conf.all.forwarding=1; done
+  fi
   for n in 1 2; do
     in_network $n sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.all.route_localnet=1
     # What kube-proxy and the host's network do in every cluster.
@@ -93,8 +103,9 @@ C
   # What the controller of a cloud or --allocate-node-cidrs does.
   n=0
   for name in test-node node2; do
-    n=$((n + 1)); range=10.244.$n.0/24
-    "$0" run "$dir" kubectl patch node $name -p "{\"spec\": {\"podCIDR\": \"$range\", \"podCIDRs\": [\"$range\"]}}" >/dev/null
+    n=$((n + 1)); range=10.244.$n.0/24 range6=
+    [ -z "${PROXY-}" ] || range6=", \"fd00:10:244:$n::/64\""
+    "$0" run "$dir" kubectl patch node $name -p "{\"spec\": {\"podCIDR\": \"$range\", \"podCIDRs\": [\"$range\"$range6]}}" >/dev/null
   done
   [ "${PROXY-}" ] || { "$0" service "$dir" 10.96.0.1:443 192.0.2.10:16443; exit; }
   "$0" run "$dir" kubectl apply -f - >/dev/null <<K

@@ -3,29 +3,28 @@
 //! available.
 //!
 //! Cluster DNS is dnsmasq in the network namespace of a pod of `kube-system`, with the names that the test gives it. Programs in
-//! pods are threads of the test in the pods' network namespaces, and web servers in their containers. IPv4 only: release 1.20 has
-//! both families only behind a feature gate.
+//! pods are threads of the test in the pods' network namespaces, and web servers in their containers. Pods and Services have both
+//! families, which release 1.20 has behind a feature gate; nodes speak IPv6 to each other for pods only.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
 pub(crate) mod town;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use self::town::{DNS, SOON, Town, pod};
 use crate::world::kube::NAMESPACE;
-use crate::world::pod_traffic::{self, Answer, Asker, OPEN, SECRET, within};
+use crate::world::pod_traffic::{self, Answer, Asker, OPEN, SECRET, Wiretaps, within};
 
 #[test]
 #[ignore = "needs root, containerd, etcd, conntrack, dnsmasq, a release build and a build of Kubernetes"]
 fn every_name_and_address_of_a_pod_leads_through_the_tunnel_and_the_rest_of_the_cluster_is_as_before() {
     let (town, wires) = Town::new();
     let client = town.network("shop/client");
-    let own = town.pod_address("shop", "client");
 
     // Names, then what they lead to; on both nodes.
     let pods = [town.pod_address("shop", "db-0"), town.pod_address("shop", "db-1")];
@@ -39,44 +38,13 @@ fn every_name_and_address_of_a_pod_leads_through_the_tunnel_and_the_rest_of_the_
     assert_eq!(named("db.shop.svc.cluster.local"), pods.into());
     for (number, pod) in pods.iter().enumerate() {
         assert_eq!(named(&format!("db-{number}.db.shop.svc.cluster.local")), [*pod].into());
-        let expected = Answer { pod: format!("db-{number}"), from: own.to_string() };
-        assert_eq!(town.ask("shop/client", (*pod, 8080), SECRET), expected);
-        assert_eq!(town.ask_udp("shop/client", (*pod, 9000), SECRET), expected);
     }
-    let mut answered = BTreeMap::<String, usize>::new();
-    for _ in 0..30 {
-        for answer in
-            [town.ask("shop/client", (service, 80), SECRET), town.ask_udp("shop/client", (service, 7), SECRET)]
-        {
-            assert_eq!(answer.from, own.to_string(), "the server sees the pod's own address");
-            *answered.entry(answer.pod).or_default() += 1;
-        }
+    for (service, plain) in [("web", "plain"), ("web-v6", "plain-v6")] {
+        everybody_is_reached(&town, &wires, town.cluster_ip("shop", service), town.cluster_ip("other", plain));
     }
-    assert_eq!(answered.keys().collect::<Vec<_>>(), ["db-0", "db-1"], "{answered:?}");
-    wires.assert_silent("from pod to pod");
     // Who the peers are.
     let names = town.peers("shop", "client");
     assert!(["db-0.shop.pod", "db-1.shop.pod"].iter().all(|name| names.contains(*name)), "peers: {names:?}");
-
-    // What has no tunnel is reached as before, in both directions and by Service as well.
-    for pod in ["near", "far"] {
-        let target = town.pod_address("other", pod);
-        let expected = Answer { pod: pod.to_owned(), from: own.to_string() };
-        assert_eq!(town.ask("shop/client", (target, 8080), OPEN), expected);
-        assert_eq!(town.ask_udp("shop/client", (target, 9000), OPEN), expected);
-    }
-    let plain = town.cluster_ip("other", "plain");
-    let answered: BTreeSet<String> = (0..20).map(|_| town.ask("shop/client", (plain, 80), OPEN).pod).collect();
-    assert_eq!(answered.len(), 2, "both endpoints: {answered:?}");
-    for from in ["other/near", "other/far"] {
-        for _ in 0..6 {
-            town.ask(from, (service, 80), OPEN);
-        }
-        for pod in pods {
-            town.ask(from, (pod, 8080), OPEN);
-            town.ask_udp(from, (pod, 9000), OPEN);
-        }
-    }
     wires.assert_not_deaf();
 
     // The API server from a pod, and pods from it, as it calls webhooks; probes hold `db` ready meanwhile.
@@ -118,6 +86,47 @@ fn every_name_and_address_of_a_pod_leads_through_the_tunnel_and_the_rest_of_the_
     }
     wires.assert_silent("in the end");
     println!("{}", town.costs());
+}
+
+/// Pods by address and by Service, those with a tunnel and those without, in the family of these Services.
+fn everybody_is_reached(town: &Town, wires: &Wiretaps, service: IpAddr, plain: IpAddr) {
+    let own = town.pod_address_like(service, "shop", "client").to_string();
+    let pods = ["db-0", "db-1"].map(|name| town.pod_address_like(service, "shop", name));
+    for (number, pod) in pods.iter().enumerate() {
+        let expected = Answer { pod: format!("db-{number}"), from: own.clone() };
+        assert_eq!(town.ask("shop/client", (*pod, 8080), SECRET), expected);
+        assert_eq!(town.ask_udp("shop/client", (*pod, 9000), SECRET), expected);
+    }
+    let mut answered = BTreeMap::<String, usize>::new();
+    for _ in 0..30 {
+        for answer in
+            [town.ask("shop/client", (service, 80), SECRET), town.ask_udp("shop/client", (service, 7), SECRET)]
+        {
+            assert_eq!(answer.from, own, "the server sees the pod's own address");
+            *answered.entry(answer.pod).or_default() += 1;
+        }
+    }
+    assert_eq!(answered.keys().collect::<Vec<_>>(), ["db-0", "db-1"], "{answered:?}");
+    wires.assert_silent(&format!("from pod to pod and by Service {service}"));
+
+    // What has no tunnel is reached as before, in both directions and by Service as well.
+    for pod in ["near", "far"] {
+        let target = town.pod_address_like(service, "other", pod);
+        let expected = Answer { pod: pod.to_owned(), from: own.clone() };
+        assert_eq!(town.ask("shop/client", (target, 8080), OPEN), expected);
+        assert_eq!(town.ask_udp("shop/client", (target, 9000), OPEN), expected);
+    }
+    let answered: BTreeSet<String> = (0..20).map(|_| town.ask("shop/client", (plain, 80), OPEN).pod).collect();
+    assert_eq!(answered.len(), 2, "both endpoints: {answered:?}");
+    for from in ["other/near", "other/far"] {
+        for _ in 0..6 {
+            town.ask(from, (service, 80), OPEN);
+        }
+        for pod in pods {
+            town.ask(from, (pod, 8080), OPEN);
+            town.ask_udp(from, (pod, 9000), OPEN);
+        }
+    }
 }
 
 #[test]

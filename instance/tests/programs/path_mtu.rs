@@ -175,15 +175,18 @@ fn a_megabyte_passes_a_black_hole_to_and_from_go() {
     PATHS.iter().for_each(|(path, device)| a_megabyte_passes(Some("sid"), *path, *device));
 }
 
-/// Go Nebula up to 1.9 panics at a test request with a body.
+/// Go Nebula before 1.11 panics at a test request whose body is longer than 16 bytes. There is no package of 1.10: whoever has
+/// built it puts it into `target/peers/v1.10.3/usr/bin` and runs this test with `GO_1_10=v1.10.3`.
 #[test]
 #[ignore = "needs root, network namespaces and Go Nebula"]
-fn releases_of_go_that_do_not_survive_probes_are_sent_none() {
-    for suite in ["bookworm", "trixie"] {
+fn releases_of_go_that_do_not_survive_long_probes_are_sent_none() {
+    let own = std::env::var("GO_1_10").ok();
+    for suite in ["bookworm", "trixie"].into_iter().chain(own.as_deref()) {
         let mut site = Site::new(1500);
         site.start(Some(suite), 1300);
         site.world.ping("a", B, SOON);
-        site.transfer("a", "b");
+        let took = [site.transfer("a", "b"), site.transfer("b", "a")];
+        println!("{suite}: {took:?}");
         assert_eq!(site.mtu(), None);
         assert!(site.world.has_daemon("b") && !site.world.log("b").contains("panic"), "{}", site.world.all_logs());
     }

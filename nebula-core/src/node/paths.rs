@@ -106,6 +106,7 @@ impl Paths<'_> {
         if Probe::read(body).is_some() && tunnel.path_limit.claim() {
             self.examine(tunnel.local_index, None);
         }
+        let body = &*Probe::reply(body);
         match from {
             Origin::Direct(_) if tunnel.endpoint().is_some() => {
                 self.outbox.message(tunnel, MessageType::TestReply, body)

@@ -126,7 +126,7 @@ pub(crate) struct Negotiated {
     pub(crate) own_version: Version,
     /// Time field of the peer's message.
     pub(crate) peer_time: u64,
-    /// Whether the peer may be sent test requests with a body: Go Nebula up to 1.9 panics at them.
+    /// Whether the peer may be asked to measure paths. Go Nebula 1.9 and earlier ones garble the body.
     pub(crate) answers_long_tests: bool,
 }
 

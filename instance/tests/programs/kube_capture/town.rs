@@ -20,7 +20,8 @@ pub(super) const DNS: &str = "10.96.0.10";
 pub(super) const SOON: Duration = Duration::from_secs(20);
 
 /// Two nodes with everything installed. In `shop`, which is enrolled: `client`, and `db-0` and `db-1` on one node each,
-/// with Services `db` (headless) and `web`. In `other`: `near` and `far`, with Service `plain`.
+/// with Services `db` (headless), `web` and `web-v6`. In `other`: `near` and `far`, with Services `plain` and `plain-v6`. All pods have
+/// addresses of both families, and only Services that say so have one of IPv6.
 pub(crate) struct Town {
     pub(crate) nodes: Nodes,
     dns: Child,
@@ -139,6 +140,15 @@ impl Town {
     pub(super) fn pod_address(&self, namespace: &str, name: &str) -> IpAddr {
         let object = self.object("pod", namespace, name);
         object["status"]["podIP"].as_str().and_then(|address| address.parse().ok()).expect("an address")
+    }
+
+    /// The pod's address of the same family as `like`.
+    pub(super) fn pod_address_like(&self, like: IpAddr, namespace: &str, name: &str) -> IpAddr {
+        let object = self.object("pod", namespace, name);
+        let all = object["status"]["podIPs"].as_array().expect("addresses").iter();
+        let mut all = all.filter_map(|entry| entry["ip"].as_str()?.parse::<IpAddr>().ok());
+        let found = all.find(|address| address.is_ipv4() == like.is_ipv4());
+        found.unwrap_or_else(|| panic!("{namespace}/{name} has no address like {like}: {object}"))
     }
 
     pub(crate) fn cluster_ip(&self, namespace: &str, name: &str) -> IpAddr {
@@ -296,7 +306,8 @@ impl ApiServer {
 /// version 1beta1 only, the right to follow Endpoints instead, which the chart has no use for.
 fn before() -> Vec<Value> {
     let configuration = "apiVersion: kubeadm.k8s.io/v1beta2\nkind: ClusterConfiguration\nnetworking:\n  \
-                         dnsDomain: cluster.local\n  podSubnet: 10.244.0.0/16\n  serviceSubnet: 10.96.0.0/16\n";
+                         dnsDomain: cluster.local\n  podSubnet: 10.244.0.0/16,fd00:10:244::/48\n  \
+                         serviceSubnet: 10.96.0.0/16,fd00:10:96::/112\n";
     let mut dns = pod("kube-system", "dns", "test-node", "dns");
     dns["spec"] = json!({"nodeName": "test-node", "terminationGracePeriodSeconds": 0, "automountServiceAccountToken": false,
         "containers": [{"name": "c", "image": "localhost/busybox:1", "imagePullPolicy": "IfNotPresent", "command": ["sleep", "36000"]}]});
@@ -319,21 +330,24 @@ fn population() -> Vec<Value> {
         {"labelSelector": {"matchLabels": {"app": "db"}}, "topologyKey": "kubernetes.io/hostname"}]}});
     let mut server = web_server(&json!({"affinity": apart}));
     server["containers"][0]["ports"] = json!([{"containerPort": 8080, "hostPort": 8081}]);
-    let web = json!({"type": "NodePort", "ports": [
-        {"name": "http", "port": 80, "targetPort": 8080, "nodePort": 30080},
-        {"name": "echo", "port": 7, "targetPort": 9000},
-        {"name": "echo-udp", "port": 7, "targetPort": 9000, "protocol": "UDP"}]});
-    let http = json!([{"name": "http", "port": 80, "targetPort": 8080}]);
+    let http = json!({"name": "http", "port": 80, "targetPort": 8080});
+    let mut node_port = http.clone();
+    node_port["nodePort"] = 30080.into();
+    let echo = json!({"name": "echo", "port": 7, "targetPort": 9000});
+    let echo_udp = json!({"name": "echo-udp", "port": 7, "targetPort": 9000, "protocol": "UDP"});
+    let v6 = |ports: Value| json!({"ipFamilyPolicy": "SingleStack", "ipFamilies": ["IPv6"], "ports": ports});
     vec![
         json!({"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"namespace": "shop", "name": "db"},
             "spec": {"replicas": 2, "serviceName": "db", "podManagementPolicy": "Parallel", "selector": {"matchLabels": {"app": "db"}},
                      "template": {"metadata": {"labels": {"app": "db"}}, "spec": server}}}),
-        service("shop", "db", "db", &json!({"clusterIP": "None", "ports": http})),
-        service("shop", "web", "db", &web),
+        service("shop", "db", "db", &json!({"clusterIP": "None", "ports": [http]})),
+        service("shop", "web", "db", &json!({"type": "NodePort", "ports": [node_port, echo, echo_udp]})),
+        service("shop", "web-v6", "db", &v6(json!([http, echo, echo_udp]))),
         pod("shop", "client", "test-node", "client"),
         pod("other", "near", "test-node", "plain"),
         pod("other", "far", "node2", "plain"),
-        service("other", "plain", "plain", &json!({"ports": http})),
+        service("other", "plain", "plain", &json!({"ports": [http]})),
+        service("other", "plain-v6", "plain", &v6(json!([http]))),
     ]
 }
 

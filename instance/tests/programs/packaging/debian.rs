@@ -43,9 +43,9 @@ fn debians() -> PathBuf {
     packages.next().expect("the package of Go Nebula: run .ci/go-nebula with an empty target/peers")
 }
 
-/// The packages for hosts and for the CA, built once.
-fn packages() -> &'static [PathBuf; 2] {
-    static MADE: OnceLock<(tempfile::TempDir, [PathBuf; 2])> = OnceLock::new();
+/// The packages for hosts, for the CA and for users without root, built once.
+fn packages() -> &'static [PathBuf; 3] {
+    static MADE: OnceLock<(tempfile::TempDir, [PathBuf; 3])> = OnceLock::new();
     let make = || {
         let folder = tempfile::tempdir().expect("a temporary directory");
         let paths = build(folder.path());
@@ -58,11 +58,11 @@ fn package() -> &'static Path {
     &packages()[0]
 }
 
-fn build(folder: &Path) -> [PathBuf; 2] {
+fn build(folder: &Path) -> [PathBuf; 3] {
     let output = Command::new(repository("deploy/debian/build")).arg(folder).output().expect("the script runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let paths: Vec<_> = String::from_utf8_lossy(&output.stdout).lines().map(PathBuf::from).collect();
-    paths.try_into().expect("two packages")
+    paths.try_into().expect("three packages")
 }
 
 fn said(output: &Output) -> String {
@@ -118,6 +118,26 @@ echo ---; changed "$1"
 "#,
     );
     assert_eq!(said(&output), "nebula-ca 0.1.0\nnebula-enrol-\n---\n");
+}
+
+#[test]
+#[ignore = "needs root, a release build and dpkg"]
+fn the_package_of_the_proxy_enables_nothing_and_its_program_runs_from_any_folder() {
+    let output = in_an_overlay(
+        &packages()[2],
+        r#"
+inside "$1" 'dpkg -i /tmp/ours.deb >&2
+  nebula-proxy -version
+  XDG_RUNTIME_DIR=/run systemd-analyze --user verify nebula-proxy.service >&2
+  test -s /usr/share/man/man1/nebula-proxy.1.gz
+  grep -c "=/usr/bin/nebula-proxy" /usr/lib/systemd/user/nebula-proxy.service
+  find /etc /usr/lib/systemd -name "*nebula-proxy*" ! -path /usr/lib/systemd/user/nebula-proxy.service
+  dpkg -P nebula-proxy >&2
+  dpkg -x /tmp/ours.deb /tmp/home && setpriv --reuid 65534 --clear-groups /tmp/home/usr/bin/nebula-proxy -version'
+echo ---; changed "$1"
+"#,
+    );
+    assert_eq!(said(&output), "Version: 0.1.0\n2\nVersion: 0.1.0\n---\n");
 }
 
 #[test]

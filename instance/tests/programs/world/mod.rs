@@ -266,9 +266,9 @@ impl World {
             stream.read_exact(&mut count).expect("the receiver's count");
             u64::from_be_bytes(count)
         });
-        let sent = sender.join();
-        let received = receiver.join();
-        let (Ok(sent), Ok(received)) = (sent, received) else {
+        // Not the receiver first: if the sender does not get through, that one waits for ever.
+        let both = sender.join().and_then(|sent| Ok((sent, receiver.join()?)));
+        let Ok((sent, received)) = both else {
             panic!("transfer {from} -> {to} failed\n{}", self.all_logs());
         };
         assert_eq!((sent as usize, received), (bytes, bytes));

@@ -1,7 +1,7 @@
 //! What programs in pods of a cluster say to each other, and wiretaps on the links of nodes.
 
 use std::io::{Error, ErrorKind, Read, Result, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -45,7 +45,8 @@ pub fn ask(target: SocketAddr, words: &str) -> Result<Answer> {
 
 /// Like [`ask`], by UDP from an [`EchoServer`].
 pub fn ask_udp(target: SocketAddr, words: &str) -> Result<Answer> {
-    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    let any: IpAddr = if target.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0))?;
     socket.connect(target)?;
     socket.set_read_timeout(Some(Duration::from_millis(500)))?;
     let mut said = [0; 512];
@@ -98,7 +99,7 @@ impl EchoServer {
     pub fn start(network: &Path, pod: &str) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let (tcp, udp) = within(network, || {
-            let any = (Ipv4Addr::UNSPECIFIED, 9000);
+            let any = (Ipv6Addr::UNSPECIFIED, 9000);
             (TcpListener::bind(any).expect("a listener"), UdpSocket::bind(any).expect("a socket"))
         });
         tcp.set_nonblocking(true).expect("it does not block");
@@ -109,7 +110,7 @@ impl EchoServer {
             while !stopped.load(Ordering::Relaxed) {
                 let Ok((length, from)) = udp.recv_from(&mut said) else { continue };
                 let words = String::from_utf8_lossy(&said[..length]).into_owned();
-                let _ = udp.send_to(format!("{name} {} {words}", from.ip()).as_bytes(), from);
+                let _ = udp.send_to(format!("{name} {} {words}", from.ip().to_canonical()).as_bytes(), from);
             }
         });
         let stopped = Arc::clone(&stop);

@@ -1,5 +1,11 @@
 //! The body of a test request that tests how large a packet passes, and of its reply.
+//!
+//! Go Nebula before 1.11 writes the header of its reply over the first 16 bytes of the body that it is about to return, and
+//! panics if the body is longer. A body of just 16 bytes does it no harm, and shows by what comes back whether longer ones
+//! would. Through a relay, it has room for the header and returns even the short body unchanged, so there only
+//! the reply of this program, which has a mark of its own, shows anything.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 /// One probe. Its length is the size that it tests.
@@ -14,6 +20,19 @@ pub(in crate::node) struct Probe {
 }
 
 impl Probe {
+    /// Whether it tests nothing but what the peer does with it.
+    pub(super) fn is_short(&self) -> bool {
+        self.size <= SHORT
+    }
+
+    /// What to answer a request with this body: the same, except that a short one gets the mark of this program.
+    pub(in crate::node) fn reply(body: &[u8]) -> Cow<'_, [u8]> {
+        match Self::read(body) {
+            Some(probe) if probe.is_short() => [REPLY, &body[MARK.len()..]].concat().into(),
+            _ => body.into(),
+        }
+    }
+
     /// The body of the message: a mark, the number and the time, padded with zeros.
     pub(super) fn body(&self) -> Vec<u8> {
         let micros = u64::try_from(self.stamp.as_micros()).unwrap_or(u64::MAX);
@@ -22,10 +41,20 @@ impl Probe {
         body
     }
 
-    /// Reads the body of a reply; `None` if it answers something else.
+    /// Reads the body of a reply, and whether this program wrote it; `None` if it answers something else.
+    pub(super) fn read_reply(body: &[u8]) -> Option<(Self, bool)> {
+        let own = Self::read_marked(body, REPLY).map(|probe| (probe, true));
+        own.or_else(|| Self::read(body).map(|probe| (probe, false)))
+    }
+
+    /// Reads the body of a request; `None` if it asks something else.
     pub(in crate::node) fn read(body: &[u8]) -> Option<Self> {
+        Self::read_marked(body, MARK)
+    }
+
+    fn read_marked(body: &[u8], mark: &[u8; 4]) -> Option<Self> {
         let size = u16::try_from(body.len()).ok()?;
-        let rest = body.strip_prefix(MARK)?;
+        let rest = body.strip_prefix(mark)?;
         let (number, rest) = rest.split_first_chunk()?;
         let micros = rest.first_chunk()?;
         let stamp = Duration::from_micros(u64::from_be_bytes(*micros));
@@ -35,6 +64,9 @@ impl Probe {
 
 /// Other test requests have an empty body.
 const MARK: &[u8; 4] = b"pmtu";
+const REPLY: &[u8; 4] = b"PMTU";
+/// Length of mark, number and time: the shortest body of all, and the longest that every release of Go Nebula survives.
+pub(super) const SHORT: u16 = 16;
 
 #[cfg(test)]
 mod tests {
@@ -46,6 +78,18 @@ mod tests {
         let body = probe.body();
         assert_eq!(body.len(), 1240);
         assert_eq!(Probe::read(&body), Some(probe));
+    }
+
+    #[test]
+    fn a_short_probe_is_no_longer_than_every_release_of_go_survives_and_its_answer_tells_who_wrote_it() {
+        let probe = Probe { number: 7, stamp: Duration::from_micros(9), size: SHORT };
+        let body = probe.body();
+        assert_eq!(body.len(), 16);
+        assert_eq!(Probe::read_reply(&body), Some((probe, false)), "Go Nebula 1.11 returns what it gets");
+        assert_eq!(Probe::read_reply(&Probe::reply(&body)), Some((probe, true)));
+        assert_eq!(Probe::read(&Probe::reply(&body)), None, "a reply is no request");
+        let long = Probe { size: 17, ..probe }.body();
+        assert_eq!(*Probe::reply(&long), long);
     }
 
     #[test]

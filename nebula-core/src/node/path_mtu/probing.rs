@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::probe::SHORT;
 use super::{Probe, Step};
 use crate::counters::Counter;
 use crate::index::LocalIndex;
@@ -22,7 +23,7 @@ impl Node {
         for index in self.tunnels.indexes() {
             let Some(live) = self.tunnels.get_mut(index) else { continue };
             live.path_mtu.stop();
-            live.tunnel.path_limit.switch(on && live.tunnel.answers_long_tests);
+            live.tunnel.path_limit.switch(on);
             self.timer.cancel(Due::PathMtu(index));
             self.paths(now).let_go(index);
         }
@@ -32,7 +33,7 @@ impl Node {
     /// to the same peer.
     pub(in crate::node) fn prepare_path_mtu(&self, now: Instant, live: &mut Live) {
         let tunnel = &live.tunnel;
-        tunnel.path_limit.switch(self.config.path_mtu.is_some() && tunnel.answers_long_tests);
+        tunnel.path_limit.switch(self.config.path_mtu.is_some());
         let Some(older) = tunnel.peer_addresses.first().and_then(|peer| self.tunnels.of_peer(*peer).last()) else {
             return;
         };
@@ -87,13 +88,24 @@ impl Paths<'_> {
 
     /// The peer answered a test request. An answer that came by another path says nothing about the present one.
     pub(in crate::node) fn handle_probe_reply(&mut self, tunnel: &Tunnel, from: Origin, body: &[u8]) {
-        let Some(probe) = Probe::read(body).filter(|_| self.hops.is_path_to(tunnel, from)) else { return };
+        let reply = Probe::read_reply(body);
+        let is_garbled = reply.is_none() && body.len() == usize::from(SHORT);
+        if !(reply.is_some() || is_garbled) || !self.hops.is_path_to(tunnel, from) {
+            return;
+        }
         let Some(live) = self.tunnels.get_mut(tunnel.local_index) else { return };
         if tunnel.path_limit.state() == PathState::Unexamined {
             return;
         }
-        self.outbox.counters().add(Counter::PathProbesAnswered, 1);
-        match live.path_mtu.answered(self.now, tunnel.session.next_counter(), probe) {
+        let sent = tunnel.session.next_counter();
+        let step = match reply {
+            Some((probe, is_ours)) => {
+                self.outbox.counters().add(Counter::PathProbesAnswered, 1);
+                live.path_mtu.answered(self.now, sent, probe, is_ours || matches!(from, Origin::Direct(_)))
+            }
+            None => live.path_mtu.refused(self.now, sent),
+        };
+        match step {
             Some(step) => self.take_step(tunnel.local_index, step),
             None => tunnel.path_limit.set(live.path_mtu.state()),
         }

@@ -71,7 +71,7 @@ impl Path {
             self.sent = before + rate * self.now.duration_since(start).as_secs();
             if answer == Some(next) {
                 let (_, probe) = self.answers.remove(0);
-                if let Some(step) = self.search.answered(self.now, self.sent, probe) {
+                if let Some(step) = self.search.answered(self.now, self.sent, probe, true) {
                     self.take(step);
                 }
             } else {
@@ -100,10 +100,10 @@ const FAST: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 
 #[test]
-fn one_probe_is_enough_on_a_path_that_carries_everything_and_an_idle_tunnel_sends_no_more() {
+fn one_probe_after_the_question_is_enough_on_a_path_that_carries_everything_and_an_idle_tunnel_sends_no_more() {
     let mut path = Path::new(1500, FAST).begin(TUN);
     path.run(3600 * SECOND, 0);
-    assert_eq!((path.limit(), path.search.known(), path.probes, path.due), (None, Some(TUN), 1, None));
+    assert_eq!((path.limit(), path.search.known(), path.probes, path.due), (None, Some(TUN), 2, None));
 }
 
 #[test]
@@ -188,24 +188,48 @@ fn probes_are_less_than_a_hundredth_of_the_traffic() {
 #[test]
 fn an_answer_that_comes_late_lifts_the_limit_at_once() {
     let mut path = Path::new(1500, FAST).begin(TUN);
+    path.run(FAST, 0);
     let (_, late) = path.answers.remove(0);
     path.mtu = 1200 - OVERHEAD;
     path.run(SECOND, 0);
     assert_eq!(path.limit(), Some(1200));
-    path.search.answered(path.now, path.sent, late);
+    path.search.answered(path.now, path.sent, late, true);
     assert_eq!(path.limit(), None);
 }
 
 #[test]
 fn answers_by_an_earlier_path_and_invented_ones_say_nothing() {
     let mut path = Path::new(1500, FAST).begin(TUN);
+    path.run(FAST, 0);
     let (_, old) = path.answers.remove(0);
     let mut path = Path { mtu: 1200 - OVERHEAD, ..path }.begin(TUN);
     for probe in [old, Probe { number: 99, ..old }, Probe { number: 1, size: 9000, ..old }] {
-        assert_eq!(path.search.answered(path.now, path.sent, probe), None);
+        assert_eq!(path.search.answered(path.now, path.sent, probe, true), None);
     }
     path.run(SECOND, 0);
     assert_eq!(path.limit(), Some(1200));
+}
+
+/// Go Nebula before 1.11 panics at longer ones.
+#[test]
+fn a_peer_that_does_not_return_the_question_is_sent_no_longer_probe() {
+    let mut path = Path::new(1500, FAST).begin(TUN);
+    for seconds in 0..600 {
+        for (_, probe) in std::mem::take(&mut path.answers) {
+            assert_eq!(probe.size, SHORT);
+            // It answers something else, or a relay returns what may come from any release.
+            let step = match seconds % 2 {
+                0 => path.search.refused(path.now, path.sent),
+                _ => path.search.answered(path.now, path.sent, probe, false),
+            };
+            path.take(step.expect("the question is answered"));
+            assert_eq!(path.search.state(), PathState::Open, "nothing waits for it any longer");
+        }
+        path.run(SECOND, 10);
+        path.look();
+    }
+    assert!((2..=21).contains(&path.probes), "{}", path.probes);
+    assert_eq!(path.search.known(), None);
 }
 
 #[test]
