@@ -1,7 +1,7 @@
-//! Measures throughput, memory per connection, and what a packet costs beside many connections.
+//! Measures throughput, memory per connection, what a packet costs beside many connections, and many nodes in one process.
 //!
 //! ```sh
-//! cargo run --release --example measure [throughput [SECONDS] | memory [CONNECTIONS] | packets [CONNECTIONS]]
+//! cargo run --release --example measure [throughput [SECONDS] | memory [CONNECTIONS] | packets [CONNECTIONS] | nodes [NODES]]
 //! ```
 //!
 //! In two processes, with `ca.crt`, and `host.crt` and `host.key` of each, in a folder for each; the one that listens is 10.42.0.2:
@@ -52,6 +52,9 @@ async fn main() -> Result<()> {
     }
     if wanted("packets") {
         packets(number(10_000)? as usize)?;
+    }
+    if wanted("nodes") {
+        nodes(number(1000)? as usize).await?;
     }
     Ok(())
 }
@@ -164,6 +167,40 @@ async fn memory(connections: usize) -> Result<()> {
     let each = resident()?.saturating_sub(before) / (2 * connections);
     println!("{connections} connections made in {took:.1?}; {each} bytes for each of {} ends", 2 * connections);
     Ok(())
+}
+
+/// Many nodes in this process, in networks of two: each pair makes a tunnel and a connection, and then all rest.
+async fn nodes(count: usize) -> Result<()> {
+    let (before, started) = (resident()?, Instant::now());
+    let pairs = (0..count / 2).map(|_| nets()).collect::<Result<Vec<_>>>()?;
+    let mut open = Vec::new();
+    for [near, far] in &pairs {
+        let listener = far.listen(7)?;
+        let (near, far) = tokio::join!(near.dial_address(SocketAddr::new(overlay(2).into(), 7)), listener.accept());
+        let (mut near, mut far) = (near?, far?);
+        let mut buffer = [7; 1000];
+        near.write_all(&buffer).await?;
+        far.read_exact(&mut buffer).await?;
+        open.push((near, far));
+    }
+    let (took, each) = (started.elapsed(), resident()?.saturating_sub(before) / count.max(1));
+    let (used, rest) = (cpu()?, Duration::from_secs(10));
+    tokio::time::sleep(rest).await;
+    let idle = (cpu()? - used).as_secs_f64() / rest.as_secs_f64();
+    println!(
+        "{count} nodes with a tunnel and a connection each in {took:.1?}; {each} bytes for each; at rest all take {:.2} % of a core",
+        idle * 100.0
+    );
+    Ok(())
+}
+
+/// Processor time of this process.
+fn cpu() -> Result<Duration> {
+    // Fields 14 and 15 of proc_pid_stat(5), in hundredths of a second; the name before them is in parentheses.
+    let stat = std::fs::read_to_string("/proc/self/stat")?;
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    let ticks = |at: usize| fields.get(at).ok_or("no such field")?.parse::<u64>().map_err(Box::<dyn Error>::from);
+    Ok(Duration::from_millis(10 * (ticks(11)? + ticks(12)?)))
 }
 
 /// What a small write and its way through both stacks costs beside few and many idle connections: the best of rounds in which each

@@ -44,6 +44,7 @@ impl Deadlines {
 }
 
 #[cfg(test)]
+#[allow(clippy::disallowed_methods, reason = "some moment to begin with")]
 mod tests {
     use std::time::Duration;
 
