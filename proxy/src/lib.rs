@@ -7,7 +7,7 @@
 //!
 //! - [`program`]
 //! - `socks`, `http`, `forward`, `serve`
-//! - `listener`, `pipe`, `sessions`
+//! - `listener`, `node`, `pipe`, `sessions`
 //! - `overlay`, `head`
 //! - [`arguments`], `credentials`, [`target`]
 
@@ -17,6 +17,7 @@ mod forward;
 mod head;
 mod http;
 mod listener;
+mod node;
 mod overlay;
 mod pipe;
 pub mod program;

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use ipnet::IpNet;
 use nebula_net::{Net, TcpStream};
@@ -13,7 +13,7 @@ use crate::target::{Host, Target};
 #[derive(Debug, Clone)]
 pub(crate) struct Overlay {
     pub(crate) net: Net,
-    networks: Arc<[IpNet]>,
+    networks: Arc<RwLock<Vec<IpNet>>>,
 }
 
 /// Why a target cannot be reached.
@@ -30,7 +30,11 @@ pub(crate) enum Unreached {
 
 impl Overlay {
     pub(crate) fn new(net: Net, networks: Vec<IpNet>) -> Self {
-        Self { net, networks: networks.into() }
+        Self { net, networks: Arc::new(RwLock::new(networks)) }
+    }
+
+    pub(crate) fn set_networks(&self, networks: Vec<IpNet>) {
+        *self.networks.write().unwrap_or_else(PoisonError::into_inner) = networks;
     }
 
     /// The address of a target, which is in the overlay.
@@ -56,6 +60,6 @@ impl Overlay {
     }
 
     fn contains(&self, address: IpAddr) -> bool {
-        self.networks.iter().any(|network| network.contains(&address))
+        self.networks.read().unwrap_or_else(PoisonError::into_inner).iter().any(|network| network.contains(&address))
     }
 }

@@ -10,7 +10,7 @@ use nebula_core::Part;
 use nebula_core::config::Timers;
 use nebula_core::io::{Handle, SocketControl};
 
-use crate::config::{self, Listen, Settings, TunSettings, Value};
+use crate::config::{self, Listen, Remark, Settings, TunSettings, Value};
 use crate::go::firewall_hash;
 use crate::host::account;
 use crate::host::dns::{self, Resolving, Served};
@@ -174,66 +174,37 @@ impl Reloader {
     }
 
     fn read_again(&mut self, now: UnixTime) -> Result<(), String> {
-        let (tree, remarks) = config::load(&self.path).map_err(|error| {
-            tracing::error!(%error, "Error occurred while reloading config");
-            error.to_string()
-        })?;
+        let loaded = load(&self.path)?;
         // Even if the configuration is refused: these files are watched, and fixing one of them may fix the
         // configuration.
-        self.credentials = config::credential_files(&tree);
-        let settings =
-            Settings::read(&tree, now).and_then(|new| Ok(check_identity(&self.current, &new).map(|()| new)?));
-        let report = Report::new(&self.path);
-        match settings {
-            Ok(settings) => {
-                remarks.iter().chain(&settings.remarks).for_each(|remark| report.remark(remark, false));
-                // May wait for a name server, so it comes before anything is applied.
-                let advertise =
-                    differs_in_rendezvous(&self.current, &settings).then(|| names::resolve_once(&settings.advertise));
-                let (stats, dns) = (self.current.stats.clone(), Served::of(&self.current));
-                let resolving = Resolving::of(&self.current);
-                self.apply(settings, advertise);
-                // Each waits until its predecessor has stopped, which may itself be querying the control plane.
-                if self.current.stats != stats {
-                    self.serve_stats();
-                }
-                if Served::of(&self.current) != dns {
-                    self.serve_dns();
-                }
-                if Resolving::of(&self.current) != resolving {
-                    self.serve_resolver();
-                }
-                // Last, because by now the node knows the gateways of the new routes.
-                self.update_link();
-                Ok(())
-            }
-            Err(refusals) => {
-                // As with `-test`: a remark may hint at the error.
-                let remarks: Vec<_> = remarks.iter().chain(&refusals.remarks).collect();
-                remarks.iter().for_each(|remark| report.remark(remark, false));
-                refusals.refused.iter().for_each(|refused| report.refused(refused, true));
-                tracing::error!(error = %refusals, "Error occurred while reloading config, nothing was changed");
-                let refused = refusals.refused.iter().map(|refused| report.refused_text(refused));
-                let remarks = remarks.iter().map(|remark| format!("warning: {}", report.remark_text(remark)));
-                Err(refused.chain(remarks).collect::<Vec<_>>().join("\n"))
-            }
+        self.credentials = config::credential_files(&loaded.0);
+        let settings = settings_of(&self.path, loaded, &self.current, now)?;
+        // May wait for a name server, so it comes before anything is applied.
+        let advertise =
+            differs_in_rendezvous(&self.current, &settings).then(|| names::resolve_once(&settings.advertise));
+        let (stats, dns) = (self.current.stats.clone(), Served::of(&self.current));
+        let resolving = Resolving::of(&self.current);
+        self.apply(settings, advertise);
+        // Each waits until its predecessor has stopped, which may itself be querying the control plane.
+        if self.current.stats != stats {
+            self.serve_stats();
         }
+        if Served::of(&self.current) != dns {
+            self.serve_dns();
+        }
+        if Resolving::of(&self.current) != resolving {
+            self.serve_resolver();
+        }
+        // Last, because by now the node knows the gateways of the new routes.
+        self.update_link();
+        Ok(())
     }
 
     fn apply(&mut self, new: Settings, advertise: Option<Vec<SocketAddr>>) {
         log::apply(new.logging);
-        for key in needs_restart(&self.current, &new) {
-            tracing::warn!(key, "The change of this setting takes effect at the next start");
-        }
         let changed = self.reconfigure(&new, advertise);
-        if let Some(pki) = &new.pki {
-            tracing::info!("Trusted CA certificates refreshed");
-            tracing::info!(cert = pki.identity.primary().name(), "Client certificate(s) refreshed from disk");
-        }
         self.link.metrics.update(&new, changed.contains(&Part::Firewall));
-        for part in changed {
-            report_reloaded(part, &self.current, &new);
-        }
+        report(&changed, &self.current, &new);
         #[cfg(feature = "ssh")]
         if let Some(console) = &mut self.console {
             console.configure(new.sshd.as_ref());
@@ -340,6 +311,54 @@ impl Reloader {
             }
             None => {}
         }
+    }
+}
+
+/// Reads the files of a running node again.
+pub(super) fn load(path: &Path) -> Result<(Value, Vec<Remark>), String> {
+    config::load(path).map_err(|error| {
+        tracing::error!(%error, "Error occurred while reloading config");
+        error.to_string()
+    })
+}
+
+/// The settings in these files for a node that runs with `current`.
+///
+/// # Errors
+/// Returns the errors found, which have been logged.
+pub(super) fn settings_of(
+    path: &Path,
+    (tree, remarks): (Value, Vec<Remark>),
+    current: &Settings,
+    now: UnixTime,
+) -> Result<Settings, String> {
+    let settings = Settings::read(&tree, now).and_then(|new| Ok(check_identity(current, &new).map(|()| new)?));
+    let report = Report::new(path);
+    settings
+        .inspect(|settings| remarks.iter().chain(&settings.remarks).for_each(|remark| report.remark(remark, false)))
+        .map_err(|refusals| {
+            // As with `-test`: a remark may hint at the error.
+            let remarks: Vec<_> = remarks.iter().chain(&refusals.remarks).collect();
+            remarks.iter().for_each(|remark| report.remark(remark, false));
+            refusals.refused.iter().for_each(|refused| report.refused(refused, true));
+            tracing::error!(error = %refusals, "Error occurred while reloading config, nothing was changed");
+            let refused = refusals.refused.iter().map(|refused| report.refused_text(refused));
+            let remarks = remarks.iter().map(|remark| format!("warning: {}", report.remark_text(remark)));
+            refused.chain(remarks).collect::<Vec<_>>().join("\n")
+        })
+}
+
+/// Logs what a reload did, and what it could not do.
+pub(super) fn report(changed: &[Part], old: &Settings, new: &Settings) {
+    for key in needs_restart(old, new) {
+        tracing::warn!(key, "The change of this setting takes effect at the next start");
+    }
+    if let Some(pki) = &new.pki {
+        tracing::info!("Trusted CA certificates refreshed");
+        tracing::info!(cert = pki.identity.primary().name(), "Client certificate(s) refreshed from disk");
+    }
+    for part in changed {
+        report_reloaded(*part, old, new);
     }
 }
 

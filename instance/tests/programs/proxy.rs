@@ -7,7 +7,8 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::world::peers::{go, ours};
 use crate::world::{World, enter};
@@ -81,22 +82,27 @@ fn curl(world: &World, host: &str, arguments: &[&str]) -> Result<String, i32> {
     }
 }
 
+/// Starts a web server on the overlay that has the name of its host.
+fn serve_name(world: &mut World, host: &str, address: &str) {
+    let folder = world.dir().join(format!("www-{host}"));
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::write(folder.join("who"), host).unwrap();
+    let folder = folder.display().to_string();
+    let arguments = ["-m", "http.server", "8000", "--bind", address, "--directory", &folder];
+    world.start_in(&format!("{host}-web"), host, Path::new("python3"), &arguments);
+    let until = Instant::now() + SOON;
+    while curl(world, host, &[&format!("http://{address}:8000/who")]) != Ok(host.to_owned()) {
+        assert!(Instant::now() < until, "{}", world.all_logs());
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
 #[test]
 #[ignore = "needs root, network namespaces, curl and the Go peers in target/peers"]
 fn a_user_without_rights_reaches_daemons_of_both_kinds_and_is_reached() {
     let mut world = network();
     for (host, address) in [("d", "10.77.0.1"), ("g", "10.77.0.2")] {
-        let folder = world.dir().join(format!("www-{host}"));
-        std::fs::create_dir(&folder).unwrap();
-        std::fs::write(folder.join("who"), host).unwrap();
-        let folder = folder.display().to_string();
-        let arguments = ["-m", "http.server", "8000", "--bind", address, "--directory", &folder];
-        world.start_in(&format!("{host}-web"), host, Path::new("python3"), &arguments);
-        let until = Instant::now() + SOON;
-        while curl(&world, host, &[&format!("http://{address}:8000/who")]) != Ok(host.to_owned()) {
-            assert!(Instant::now() < until, "{}", world.all_logs());
-            thread::sleep(Duration::from_millis(20));
-        }
+        serve_name(&mut world, host, address);
     }
     start_proxy(
         &mut world,
@@ -141,6 +147,55 @@ fn a_user_without_rights_reaches_daemons_of_both_kinds_and_is_reached() {
     assert_eq!(header[28..40], *b"\xe0\x00\x01g\xe1\x00\x05proxy");
     world.stop("p", Signal::SIGTERM);
     assert!(world.log("p").contains("Goodbye"), "{}", world.log("p"));
+}
+
+#[test]
+#[ignore = "needs root, network namespaces, curl and the Go peers in target/peers"]
+fn a_reload_takes_rules_and_certificate_from_the_files_or_changes_nothing() {
+    let mut world = network();
+    serve_name(&mut world, "d", "10.77.0.1");
+    start_proxy(&mut world, &["-socks", "1080"]);
+    let asks = |world: &World| {
+        let arguments = ["--max-time", "2", "--socks5-hostname", "127.0.0.1:1080", "http://10.77.0.1:8000/who"];
+        curl(world, "p", &arguments).is_ok_and(|said| said == "d")
+    };
+    let wait_until = |world: &World, what: &str, done: &dyn Fn() -> bool| {
+        let until = Instant::now() + SOON;
+        while !done() {
+            assert!(Instant::now() < until, "{what}: no\n{}", world.all_logs());
+            thread::sleep(Duration::from_millis(20));
+        }
+    };
+    wait_until(&world, "the first answer", &|| asks(&world));
+    let good = std::fs::read_to_string(world.dir().join("p.yml")).unwrap();
+    let reload = |text: &str, says: &str| {
+        let before = world.log("p").matches(says).count();
+        world.write("p.yml", text);
+        kill(Pid::from_raw(world.pid("p").cast_signed()), Signal::SIGHUP).unwrap();
+        wait_until(&world, says, &|| world.log("p").matches(says).count() > before);
+    };
+
+    reload(&good.replace("outbound: [{port: any", "outbound: [{port: 53"), "New firewall has been installed");
+    assert!(!asks(&world), "the rules of before\n{}", world.all_logs());
+    reload(&good.replace("outbound:", "outbound: {"), "Error occurred while reloading config");
+    assert!(!asks(&world), "other rules\n{}", world.all_logs());
+    reload(&good, "New firewall has been installed");
+    wait_until(&world, "an answer under the rules of before", &|| asks(&world));
+
+    // `d` lets in only who has the group.
+    let dir = world.dir().display().to_string();
+    let files = [format!("{dir}/p2.crt"), format!("{dir}/p2.key")];
+    let network = "10.77.0.3/24";
+    world.certify(&["sign", "-name", "p", "-networks", network, "-out-crt", &files[0], "-out-key", &files[1]]);
+    for file in &files {
+        chown(file, Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    let renewed = good.replace(&format!("{dir}/p.crt"), &files[0]).replace(&format!("{dir}/p.key"), &files[1]);
+    reload(&renewed, "Client certificate(s) refreshed from disk");
+    wait_until(&world, "refused without the group", &|| !asks(&world));
+    reload(&good, "Client certificate(s) refreshed from disk");
+    wait_until(&world, "an answer with the group", &|| asks(&world));
+    world.stop("p", Signal::SIGTERM);
 }
 
 /// Asks the lighthouse's DNS for `g` through the forwarded port. Returns the address in the answer.

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nebula_cert::VerifiedCertificate;
-use nebula_core::{Config, Engine, Event, Node, Output};
+use nebula_core::{Config, Engine, Event, Node, Output, Part};
 use tokio::sync::{broadcast, mpsc, oneshot};
 
 pub use self::blocking::{BlockingListener, BlockingNet, BlockingStream};
@@ -163,12 +163,13 @@ impl Net {
         self.with_engine(move |engine, now| engine.control(now, work)).await
     }
 
-    /// Edits the configuration while the node runs; settings that only a new start can change stay as they were.
+    /// Edits the configuration while the node runs, and returns the parts that changed; settings that only a new start can change stay
+    /// as they were.
     ///
     /// # Errors
     /// Returns an error if the node has ended.
-    pub async fn reconfigure(&self, change: impl FnOnce(&mut Config) + Send + 'static) -> io::Result<()> {
-        self.with_engine(|engine, now| engine.control(now, |node| drop(node.reconfigure(now, change)))).await
+    pub async fn reconfigure(&self, change: impl FnOnce(&mut Config) + Send + 'static) -> io::Result<Vec<Part>> {
+        self.with_engine(|engine, now| engine.control(now, |node| node.reconfigure(now, change))).await
     }
 
     async fn with_engine<T: Send + 'static>(

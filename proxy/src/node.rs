@@ -1,0 +1,209 @@
+//! The node: opened with the settings, kept up to date while it runs, and reloaded.
+
+use std::path::PathBuf;
+use std::sync::mpsc::sync_channel;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use nebula_core::io::interface_addresses;
+use nebula_core::lighthouse::LocalAddress;
+use nebula_core::{Config, Event};
+use nebula_instance::config::Settings;
+use nebula_instance::host::daemon::{Error, Loaded, bind_failed, listen_address};
+use nebula_instance::names::{self, NameWatch};
+use nebula_instance::overlay::events;
+use nebula_net::Net;
+use nebula_net::tcp::TcpOptions;
+use tokio::sync::broadcast;
+use tokio::task::JoinSet;
+
+use crate::overlay::Overlay;
+
+/// A peer that is gone takes a place among the connections until it is noticed.
+const KEEPALIVE: Duration = Duration::from_secs(60);
+/// How often the addresses of this host are looked at.
+const ADDRESSES_INTERVAL: Duration = Duration::from_secs(30);
+/// How long the node may take to tell its peers that it ends.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
+/// Events that wait to be logged; more are dropped.
+const WAITING_EVENTS: usize = 256;
+
+/// A node that runs with the settings that were read last.
+pub(crate) struct Node {
+    pub(crate) overlay: Overlay,
+    path: PathBuf,
+    settings: Settings,
+    udp_port: u16,
+    names: Option<NameWatch>,
+    /// End with the node.
+    tasks: JoinSet<()>,
+}
+
+impl Node {
+    pub(crate) fn open(loaded: &Loaded) -> Result<Self, Error> {
+        let settings = loaded.settings()?;
+        report_unserved(&settings);
+        let Some(pki) = &settings.pki else { return Err(start("pki is missing in the configuration")) };
+        let listen = listen_address(&settings.listen)?;
+        let socket = std::net::UdpSocket::bind(listen).map_err(|error| bind_failed(&error, listen))?;
+        let bound = socket.local_addr().map_err(|error| bind_failed(&error, listen))?;
+        let advertise = names::resolve_once(&settings.advertise);
+        let config = settings.to_config(pki.identity.clone(), pki.trust.clone(), bound.port(), advertise);
+        let networks = networks(&config);
+        let mut options = TcpOptions::default();
+        options.keepalive = Some(KEEPALIVE);
+        let mtu = u16::try_from(settings.tun.mtu).unwrap_or(u16::MAX);
+        let net = Net::builder(config).socket(socket).tcp(options).mtu(mtu).start();
+        let net = net.map_err(|error| start(&error.to_string()))?;
+        let shown = networks.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+        let name = pki.identity.primary().name();
+        tracing::info!(name, networks = shown, udpAddr = %bound, build = env!("CARGO_PKG_VERSION"), "The overlay is open");
+        let mut node = Self {
+            overlay: Overlay::new(net, networks),
+            path: loaded.path().to_owned(),
+            settings,
+            udp_port: bound.port(),
+            names: None,
+            tasks: JoinSet::new(),
+        };
+        node.log_events()?;
+        node.follow_names()?;
+        if !node.settings.am_lighthouse {
+            node.tasks.spawn(advertise_addresses(node.overlay.net.clone()));
+        }
+        Ok(node)
+    }
+
+    /// Reads the files again, and applies what can change while the node runs. If there is any error, nothing changes.
+    pub(crate) async fn reload(&mut self) {
+        let (path, current) = (self.path.clone(), self.settings.clone());
+        // Reads files, and may wait for a name server.
+        let read = tokio::task::spawn_blocking(move || {
+            let new = Loaded::again(&path, &current).ok()?;
+            let advertise = names::resolve_once(&new.advertise);
+            Some((new, advertise))
+        });
+        // The reasons are in the log.
+        let Ok(Some((new, advertise))) = read.await else { return };
+        // Always there: it was for the present settings.
+        let Some(pki) = new.pki.clone() else { return };
+        let hosts = &new.static_hosts;
+        let endpoints = (self.settings.static_hosts != *hosts).then(|| {
+            let known = self.names.as_ref().map(|watch| watch.endpoints(hosts));
+            known.unwrap_or_else(|| hosts.endpoints(&Default::default()))
+        });
+        let wanted = new.to_config(pki.identity, pki.trust, self.udp_port, advertise);
+        let networks = networks(&wanted);
+        let changed = self.overlay.net.reconfigure(move |config| {
+            let old = std::mem::replace(config, wanted);
+            // Names are resolved in the background, and their addresses are already in force.
+            config.static_hosts = endpoints.unwrap_or(old.static_hosts);
+        });
+        // An error says that the node has ended.
+        let Ok(changed) = changed.await else { return };
+        self.overlay.set_networks(networks);
+        Loaded::report_reload(&changed, &self.settings, &new);
+        let follows_others = self.settings.static_hosts != new.static_hosts;
+        self.settings = new;
+        if follows_others && let Err(error) = self.follow_names() {
+            tracing::error!(%error, "Names in static_host_map cannot be looked up");
+        }
+    }
+
+    /// Logs what happens to tunnels, as `nebula` does.
+    fn log_events(&mut self) -> Result<(), Error> {
+        let (sender, receiver) = sync_channel::<Event>(WAITING_EVENTS);
+        let work = move || events::log_until_closed(receiver);
+        std::thread::Builder::new().name("events".to_owned()).spawn(work).map_err(|error| start(&error.to_string()))?;
+        let mut happened = self.overlay.net.events();
+        self.tasks.spawn(async move {
+            loop {
+                match happened.recv().await {
+                    Ok(event) => drop(sender.try_send(event)),
+                    Err(broadcast::error::RecvError::Lagged(_)) => {}
+                    Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// Looks up the names in `static_host_map`.
+    fn follow_names(&mut self) -> Result<(), Error> {
+        let hosts = self.settings.static_hosts.clone();
+        if let Some(watch) = &self.names {
+            watch.replace(hosts);
+        } else if hosts.has_names() {
+            let (net, runtime) = (self.overlay.net.clone(), tokio::runtime::Handle::current());
+            let changed = move |endpoints| {
+                let net = net.clone();
+                runtime.spawn(async move {
+                    let change = |config: &mut Config| config.static_hosts = endpoints;
+                    // An error says that the node has ended.
+                    let _ = net.reconfigure(change).await;
+                });
+            };
+            self.names = Some(NameWatch::start(hosts, changed).map_err(|error| start(&error.to_string()))?);
+        }
+        Ok(())
+    }
+
+    /// Closes all connections, and lets the node tell its peers.
+    pub(crate) async fn end(self) {
+        let Self { overlay, names, mut tasks, .. } = self;
+        drop(names);
+        let mut happened = overlay.net.events();
+        tasks.shutdown().await;
+        overlay.net.close();
+        let ended = async { while !matches!(happened.recv().await, Err(broadcast::error::RecvError::Closed)) {} };
+        // A datagram may be lost anyway.
+        let _ = tokio::time::timeout(END_TIMEOUT, ended).await;
+    }
+}
+
+/// What kept the program from starting.
+pub(crate) fn start(cause: &str) -> Error {
+    Error::Start { message: "Failed to start nebula-proxy", cause: cause.to_owned() }
+}
+
+/// The networks that belong to the overlay.
+fn networks(config: &Config) -> Vec<IpNet> {
+    let routed = config.subnets.iter().map(|subnet| subnet.network);
+    config.identity.networks().iter().copied().chain(routed).collect()
+}
+
+/// Tells lighthouses the addresses of this host, and again when they change.
+async fn advertise_addresses(net: Net) {
+    let mut known: Vec<LocalAddress> = Vec::new();
+    loop {
+        match interface_addresses() {
+            Ok(addresses) if addresses != known => {
+                known.clone_from(&addresses);
+                // An error says that the node has ended.
+                let _ = net.control(move |node| node.set_local_addresses(addresses)).await;
+            }
+            Ok(_) => {}
+            Err(error) => tracing::debug!(%error, "Cannot list the addresses of this host"),
+        }
+        tokio::time::sleep(ADDRESSES_INTERVAL).await;
+    }
+}
+
+/// Names the sections of the configuration that only the daemon obeys.
+fn report_unserved(settings: &Settings) {
+    let sections = [
+        ("stats", settings.stats.is_some()),
+        ("lighthouse.serve_dns", settings.dns.is_some()),
+        ("resolver", settings.resolver.is_some()),
+        ("daemon.whois_socket", settings.operation.whois.is_some()),
+    ];
+    let unserved: Vec<_> = sections.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| name).collect();
+    if !unserved.is_empty() {
+        tracing::warn!(keys = unserved.join(" "), "nebula-proxy does not serve these keys; the nebula daemon does");
+    }
+    if settings.operation.enrolment.is_some() {
+        tracing::warn!(
+            "nebula-proxy does not renew its certificate: let nebula-enrol -renew do it from a timer, and send SIGHUP then"
+        );
+    }
+}
