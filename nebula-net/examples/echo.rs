@@ -14,8 +14,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut hosts = hosts(2)?.into_iter();
-    let (Some((near_socket, near)), Some((far_socket, far))) = (hosts.next(), hosts.next()) else { return Ok(()) };
+    let [(near_socket, near), (far_socket, far)] = hosts()?;
     let near = Net::builder(near).socket(near_socket).start()?;
     let far = Net::builder(far).socket(far_socket).allow(|certificate| certificate.name() == "host-1").start()?;
 

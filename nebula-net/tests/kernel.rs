@@ -38,9 +38,7 @@ type Answer<T> = mpsc::Receiver<T>;
 
 impl World {
     fn new(link: Link) -> Self {
-        let mut hosts = hosts(2).expect("two hosts");
-        let (far_socket, mut far) = hosts.pop().expect("the second");
-        let (near_socket, mut near) = hosts.pop().expect("the first");
+        let [(near_socket, mut near), (far_socket, mut far)] = hosts().expect("two hosts");
         let ends = [&near_socket, &far_socket].map(|socket| socket.local_addr().expect("an address"));
         let between = start_link(link, ends);
         for endpoints in near.static_hosts.values_mut().chain(far.static_hosts.values_mut()) {

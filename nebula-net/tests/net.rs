@@ -13,9 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Builders of two nodes that know each other.
 fn builders() -> [Builder; 2] {
-    let hosts = hosts(2).expect("two hosts");
-    let builders: Vec<_> = hosts.into_iter().map(|(socket, config)| Net::builder(config).socket(socket)).collect();
-    builders.try_into().expect("two of them")
+    hosts().expect("two hosts").map(|(socket, config)| Net::builder(config).socket(socket))
 }
 
 fn nets() -> [Net; 2] {

@@ -45,12 +45,8 @@ fn service() -> Router {
 
 #[tokio::test]
 async fn a_service_sees_the_certificate_of_its_peer_and_decides_by_its_groups() {
-    let mut nets = hosts(2).expect("two hosts").into_iter();
-    let mut start = || {
-        let (socket, config) = nets.next().expect("another");
-        Net::builder(config).socket(socket).start().expect("it starts")
-    };
-    let (near, far) = (start(), start());
+    let start = |(socket, config)| Net::builder(config).socket(socket).start().expect("it starts");
+    let [near, far] = hosts().expect("two hosts").map(start);
     let served = service().into_make_service_with_connect_info::<Peer>();
     tokio::spawn(axum::serve(far.listen(80).expect("a free port"), served).into_future());
     for (path, status) in [("/anybody", 200), ("/example", 200), ("/either", 200), ("/ops", 403), ("/nobody", 403)] {
@@ -66,12 +62,8 @@ async fn a_service_sees_the_certificate_of_its_peer_and_decides_by_its_groups() 
 
 #[tokio::test]
 async fn nobody_is_let_through_where_peers_are_not_known() {
-    let mut nets = hosts(2).expect("two hosts").into_iter();
-    let mut start = || {
-        let (socket, config) = nets.next().expect("another");
-        Net::builder(config).socket(socket).start().expect("it starts")
-    };
-    let (near, far) = (start(), start());
+    let start = |(socket, config)| Net::builder(config).socket(socket).start().expect("it starts");
+    let [near, far] = hosts().expect("two hosts").map(start);
     let unaware = Router::new().route("/example", get(|| async { "in" }).layer(RequireGroup::new("example")));
     tokio::spawn(axum::serve(far.listen(80).expect("a free port"), unaware).into_future());
     assert_eq!(ask(&near, "/example").await.0, 403);

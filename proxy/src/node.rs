@@ -10,6 +10,7 @@ use nebula_core::lighthouse::LocalAddress;
 use nebula_core::{Config, Event};
 use nebula_instance::config::Settings;
 use nebula_instance::host::daemon::{Error, Loaded, bind_failed, listen_address};
+use nebula_instance::host::reloaded::Reloaded;
 use nebula_instance::names::{self, NameWatch};
 use nebula_instance::overlay::events;
 use nebula_net::Net;
@@ -33,7 +34,6 @@ pub(crate) struct Node {
     pub(crate) overlay: Overlay,
     path: PathBuf,
     settings: Settings,
-    udp_port: u16,
     names: Option<NameWatch>,
     /// End with the node.
     tasks: JoinSet<()>,
@@ -49,7 +49,7 @@ impl Node {
         let bound = socket.local_addr().map_err(|error| bind_failed(&error, listen))?;
         let advertise = names::resolve_once(&settings.advertise);
         let config = settings.to_config(pki.identity.clone(), pki.trust.clone(), bound.port(), advertise);
-        let networks = networks(&config);
+        let networks = networks(&settings);
         let mut options = TcpOptions::default();
         options.keepalive = Some(KEEPALIVE);
         let mtu = u16::try_from(settings.tun.mtu).unwrap_or(u16::MAX);
@@ -62,7 +62,6 @@ impl Node {
             overlay: Overlay::new(net, networks),
             path: loaded.path().to_owned(),
             settings,
-            udp_port: bound.port(),
             names: None,
             tasks: JoinSet::new(),
         };
@@ -78,34 +77,22 @@ impl Node {
     pub(crate) async fn reload(&mut self) {
         let (path, current) = (self.path.clone(), self.settings.clone());
         // Reads files, and may wait for a name server.
-        let read = tokio::task::spawn_blocking(move || {
-            let new = Loaded::again(&path, &current).ok()?;
-            let advertise = names::resolve_once(&new.advertise);
-            Some((new, advertise))
-        });
+        let read = tokio::task::spawn_blocking(move || Reloaded::read(&path, &current));
         // The reasons are in the log.
-        let Ok(Some((new, advertise))) = read.await else { return };
-        // Always there: it was for the present settings.
-        let Some(pki) = new.pki.clone() else { return };
-        let hosts = &new.static_hosts;
-        let endpoints = (self.settings.static_hosts != *hosts).then(|| {
-            let known = self.names.as_ref().map(|watch| watch.endpoints(hosts));
-            known.unwrap_or_else(|| hosts.endpoints(&Default::default()))
-        });
-        let wanted = new.to_config(pki.identity, pki.trust, self.udp_port, advertise);
-        let networks = networks(&wanted);
-        let changed = self.overlay.net.reconfigure(move |config| {
-            let old = std::mem::replace(config, wanted);
-            // Names are resolved in the background, and their addresses are already in force.
-            config.static_hosts = endpoints.unwrap_or(old.static_hosts);
-        });
+        let Ok(Ok(reloaded)) = read.await else { return };
+        let edit = reloaded.edit(&self.settings, self.names.as_ref());
         // An error says that the node has ended.
-        let Ok(changed) = changed.await else { return };
-        self.overlay.set_networks(networks);
-        Loaded::report_reload(&changed, &self.settings, &new);
-        let follows_others = self.settings.static_hosts != new.static_hosts;
-        self.settings = new;
-        if follows_others && let Err(error) = self.follow_names() {
+        let Ok(changed) = self.overlay.net.reconfigure(edit).await else { return };
+        reloaded.report(&changed, &self.settings);
+        let old = std::mem::replace(&mut self.settings, reloaded.settings);
+        report_unserved(&self.settings);
+        if old.tun.mtu != self.settings.tun.mtu {
+            tracing::warn!(key = "tun.mtu", "The change of this setting takes effect at the next start");
+        }
+        self.overlay.set_networks(networks(&self.settings));
+        if old.static_hosts != self.settings.static_hosts
+            && let Err(error) = self.follow_names()
+        {
             tracing::error!(%error, "Names in static_host_map cannot be looked up");
         }
     }
@@ -167,9 +154,9 @@ pub(crate) fn start(cause: &str) -> Error {
 }
 
 /// The networks that belong to the overlay.
-fn networks(config: &Config) -> Vec<IpNet> {
-    let routed = config.subnets.iter().map(|subnet| subnet.network);
-    config.identity.networks().iter().copied().chain(routed).collect()
+fn networks(settings: &Settings) -> Vec<IpNet> {
+    let own = settings.pki.iter().flat_map(|pki| pki.identity.networks().iter().copied());
+    own.chain(settings.tun.routes.subnet_routes().iter().map(|subnet| subnet.network)).collect()
 }
 
 /// Tells lighthouses the addresses of this host, and again when they change.

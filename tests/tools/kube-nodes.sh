@@ -14,8 +14,8 @@
 #
 # Each node has a network namespace, a containerd, a kubelet, processes of its own (containerd is process 1) and files of its
 # own where a node agent writes: /etc/cni, /opt/cni, /var/lib/cni and /run. The pods' network is the bridge plugin,
-# 10.244.N.0/24, with PROXY also fd00:10:244:N::/64, with routes between the nodes. Without PROXY there is no kube-proxy: `service` below does its job for a ClusterIP of one
-# endpoint.
+# 10.244.N.0/24, with PROXY also fd00:10:244:N::/64, with routes between the nodes. Without PROXY there is no kube-proxy:
+# `service` below does its job for a ClusterIP of one endpoint.
 #
 #   kube-nodes.sh service DIR ADDRESS:PORT ENDPOINT:PORT   on both nodes, for their pods and for themselves
 set -eu
@@ -40,7 +40,8 @@ node_name() { case $1 in 1) echo test-node ;; 2) echo node2 ;; esac; }
 kubelet_up() {
   local part=$dir/control address=192.0.2.10
   [ "$1" = 1 ] || part=$dir/second address=192.0.2.11
-  PROXY=$(cat "$dir/proxy" 2>/dev/null || true) KUBE_BIN=$dir/node$1/kube NODE_NS=$prefix$1 NODE_NAME=$(node_name "$1") NODE_IP=$address \
+  PROXY=$(cat "$dir/proxy" 2>/dev/null || true) KUBE_BIN=$dir/node$1/kube NODE_NS=$prefix$1 \
+    NODE_NAME=$(node_name "$1") NODE_IP=$address \
     CRI_SOCKET=$dir/node$1/cri/run/containerd.sock "$here/kube-up.sh" kubelet "$part"
 }
 case $verb in

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use nebula_core::Part;
 use nebula_core::config::RecvErrorPolicy;
 use nebula_core::firewall::Rule;
 use nebula_core::io::{Driver, Handle, Options, SocketControl, Tun, UdpSocket};
@@ -22,7 +21,7 @@ use crate::host::account::Account;
 use crate::host::control::{ControlService, ControlSocket, Facts, SocketFile};
 use crate::host::housekeeping::Housekeeping;
 use crate::host::link_repair::{DeviceGone, LinkRepair};
-use crate::host::reload::{self, Link, Reloader};
+use crate::host::reload::{Link, Reloader};
 use crate::host::renewal::Renewal;
 use crate::host::report::Report;
 use crate::host::rivals;
@@ -130,22 +129,6 @@ impl Loaded {
             refusals.refused.iter().for_each(|refused| report.refused(refused, true));
             Error::Reported
         })
-    }
-
-    /// Reads the configuration at `path` again, for a node that runs with `current`, and applies its logging settings.
-    ///
-    /// # Errors
-    /// Returns an error if the node could not go on with it; the reasons have been reported.
-    pub fn again(path: &Path, current: &Settings) -> Result<Settings, Error> {
-        let files = reload::load(path).map_err(|_| Error::Reported)?;
-        let settings = reload::settings_of(path, files, current, unix_now()).map_err(|_| Error::Reported)?;
-        log::apply(settings.logging);
-        Ok(settings)
-    }
-
-    /// Logs what a reload did: the parts of the node that changed, and the settings that take effect at the next start.
-    pub fn report_reload(changed: &[Part], old: &Settings, new: &Settings) {
-        reload::report(changed, old, new);
     }
 
     /// The file or folder of the configuration.

@@ -9,6 +9,7 @@ mod follower;
 mod housekeeping;
 mod link_repair;
 mod reload;
+pub mod reloaded;
 mod renewal;
 mod report;
 mod rivals;

@@ -182,7 +182,7 @@ fn a_reload_takes_rules_and_certificate_from_the_files_or_changes_nothing() {
     reload(&good, "New firewall has been installed");
     wait_until(&world, "an answer under the rules of before", &|| asks(&world));
 
-    // `d` lets in only who has the group.
+    // `d` accepts connections from members of the group only.
     let dir = world.dir().display().to_string();
     let files = [format!("{dir}/p2.crt"), format!("{dir}/p2.key")];
     let network = "10.77.0.3/24";

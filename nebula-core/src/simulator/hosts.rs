@@ -45,7 +45,7 @@ impl Hosts {
         self.all.iter()
     }
 
-    /// Everything that a host does goes through here, but what the next three methods do.
+    /// Whatever may change a host's deadline goes through here.
     pub(super) fn change<T>(&mut self, id: HostId, change: impl FnOnce(&mut Host) -> T) -> T {
         let result = change(&mut self.all[id.0]);
         self.changed(id);

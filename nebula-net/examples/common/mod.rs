@@ -12,11 +12,11 @@ const VALIDITY: std::ops::RangeInclusive<nebula_cert::UnixTime> = 1_700_000_000.
 
 /// Sockets on loopback and configurations for hosts named `host-1`, `host-2` and so on, with the addresses 10.42.0.NUMBER and fd42::NUMBER, in the group `example`.
 /// They know each other and allow everything.
-pub(crate) fn hosts(count: u8) -> Result<Vec<(UdpSocket, Config)>, Box<dyn Error>> {
+pub(crate) fn hosts<const COUNT: usize>() -> Result<[(UdpSocket, Config); COUNT], Box<dyn Error>> {
     let key = SigningKey::generate(Curve::Curve25519)?;
     let authority =
         Template { public_key: key.public_key(), ..Template::new("example CA", VALIDITY) }.self_sign(&key)?;
-    let sockets = (0..count).map(|_| UdpSocket::bind("127.0.0.1:0")).collect::<Result<Vec<_>, _>>()?;
+    let sockets = (0..COUNT).map(|_| UdpSocket::bind("127.0.0.1:0")).collect::<Result<Vec<_>, _>>()?;
     let endpoints = sockets.iter().map(UdpSocket::local_addr).collect::<Result<Vec<SocketAddr>, _>>()?;
     let mut hosts = Vec::new();
     for (number, socket) in (1..).zip(sockets) {
@@ -39,7 +39,7 @@ pub(crate) fn hosts(count: u8) -> Result<Vec<(UdpSocket, Config)>, Box<dyn Error
         config.firewall.inbound.push(Rule::any());
         hosts.push((socket, config));
     }
-    Ok(hosts)
+    hosts.try_into().map_err(|_| "one host for each socket".into())
 }
 
 /// Overlay address of a host.

@@ -1,7 +1,7 @@
 //! Servers in pods, conversations with them, and pods that speak all the time.
 
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use super::wiretap::ends;
 use crate::world::capture::packet_socket;
+use crate::world::pod_traffic::unspecified;
 use crate::world::{self, World};
 
 /// Where servers listen.
@@ -77,10 +78,6 @@ fn within(namespace: String, work: impl FnOnce() -> io::Result<Vec<u8>> + Send +
     let answer: Value = serde_json::from_slice(&visit.join().expect("the visit ends")?)?;
     let from = answer["from"].as_str().and_then(|from| from.parse().ok()).expect("the client's address");
     Ok((answer["pod"].as_str().unwrap_or_default().to_owned(), from))
-}
-
-fn unspecified(like: IpAddr) -> IpAddr {
-    if like.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
 }
 
 /// A connection to a server, which can be asked again and again.

@@ -45,8 +45,7 @@ pub fn ask(target: SocketAddr, words: &str) -> Result<Answer> {
 
 /// Like [`ask`], by UDP from an [`EchoServer`].
 pub fn ask_udp(target: SocketAddr, words: &str) -> Result<Answer> {
-    let any: IpAddr = if target.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    let socket = UdpSocket::bind((any, 0))?;
+    let socket = UdpSocket::bind((unspecified(target.ip()), 0))?;
     socket.connect(target)?;
     socket.set_read_timeout(Some(Duration::from_millis(500)))?;
     let mut said = [0; 512];
@@ -57,6 +56,11 @@ pub fn ask_udp(target: SocketAddr, words: &str) -> Result<Answer> {
         }
     }
     Err(ErrorKind::TimedOut.into())
+}
+
+/// The address of the same family that stands for any.
+pub fn unspecified(like: IpAddr) -> IpAddr {
+    if like.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
 }
 
 fn answer(said: &[u8], words: &str) -> Result<Answer> {
