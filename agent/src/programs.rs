@@ -19,7 +19,7 @@ use crate::readiness::Standing;
 #[derive(Debug)]
 pub struct Programs {
     source: PathBuf,
-    /// State of each installed file when it was last found, or made, equal to the agent's copy.
+    /// State of each installed file when it was last found equal to the agent's copy.
     known: Vec<(PathBuf, Stamp)>,
     swept: Vec<PathBuf>,
 }
@@ -98,16 +98,17 @@ impl Programs {
             return Ok(false);
         }
         let is_file = found.is_some_and(|found| found.is_file() && found.mode() & 0o7777 == MODE);
-        let is_same = is_file && same_content(&source, &path).map_err(unreadable)?;
-        if !is_same {
-            fs::DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(failed)?;
-            let mut content = File::open(&source).map_err(unreadable)?;
-            durable::replace(&path, MODE, &mut content, |new| runs(name, new)).map_err(failed)?;
+        if is_file && same_content(&source, &path).map_err(unreadable)? {
+            // From before the comparison: what is changed meanwhile, or right after the file was replaced, is seen at the
+            // next look.
+            self.known.retain(|(known, _)| *known != path);
+            self.known.extend(stamp.map(|stamp| (path, stamp)));
+            return Ok(false);
         }
-        let stamp = Stamp::of(&fs::symlink_metadata(&path).map_err(failed)?);
-        self.known.retain(|(known, _)| *known != path);
-        self.known.push((path, stamp));
-        Ok(!is_same)
+        fs::DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(failed)?;
+        let mut content = File::open(&source).map_err(unreadable)?;
+        durable::replace(&path, MODE, &mut content, |new| runs(name, new)).map_err(failed)?;
+        Ok(true)
     }
 }
 
@@ -248,7 +249,10 @@ mod tests {
         let mut node = node();
         assert_eq!(node.install().unwrap(), 2);
         assert!(node.is_complete());
+        // A stamp taken after the file was replaced could be that of a change in between.
+        assert!(node.programs.known.is_empty(), "not trusted before it was compared");
         assert_eq!(node.install().unwrap(), 0, "nothing to do");
+        assert_eq!(node.programs.known.len(), 2);
         let path = node.bin.join(PLUGIN);
         for harm in [
             &(|| fs::remove_file(&path).unwrap()) as &dyn Fn(),

@@ -87,6 +87,8 @@ impl World {
         let namespace = self.namespace_of(name);
         run("ip", &["netns", "attach", &namespace, "1"]);
         self.namespaces.push(namespace.clone());
+        // The kernel may still be removing the switch of the test before, and with it the other end of this device.
+        let _ = Command::new("ip").args(["-n", &namespace, "link", "del", "eth0"]).stderr(Stdio::null()).status();
         self.connect(&namespace)
     }
 
