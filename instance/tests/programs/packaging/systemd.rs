@@ -201,12 +201,15 @@ fn nebula_up_starts_the_unit_whose_confined_child_renews_and_ends_with_it() {
     network.0.world.ping("vm", LIGHTHOUSE, Duration::from_secs(5));
 
     let pid = systemd.show("MainPID");
-    let children = format!("for child in $(cat /proc/{pid}/task/*/children); do cat /proc/$child/status; done");
-    let child = systemd.must(&["sh", "-c", &children]);
-    let field = |name: &str| child.lines().find_map(|line| line.strip_prefix(name)).expect("a field").trim();
-    assert_eq!(field("Name:"), "nebula-enrol");
-    assert_eq!((field("CapEff:"), field("CapPrm:")), ("0000000000000000", "0000000000000000"));
-    assert_eq!((field("NoNewPrivs:"), field("Seccomp:")), ("1", "2"));
+    let children = format!("for child in $(cat /proc/{pid}/task/*/children); do cat /proc/$child/status || true; done");
+    let field = |name: &str| {
+        let child = systemd.must(&["sh", "-c", &children]);
+        child.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim().to_owned()
+    };
+    // The unit is active before the child runs, and the child is confined at the end of its start.
+    network.wait("the confined child", Duration::from_secs(10), |_| field("Seccomp:") == "2");
+    assert_eq!(["Name:", "NoNewPrivs:"].map(field), ["nebula-enrol", "1"]);
+    assert_eq!(["CapEff:", "CapPrm:"].map(field), ["0000000000000000"; 2]);
 
     // It lives for several lifetimes of its certificate.
     let certificate = || std::fs::read(systemd.root.join("etc/nebula/host.crt")).unwrap_or_default();
