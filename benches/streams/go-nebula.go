@@ -1,26 +1,30 @@
 // One TCP stream between two programs through the service package of Go Nebula: the peer of `measure listen` and
 // `measure dial` in nebula-net's examples.
 //
-//	stream listen CONFIG
-//	stream dial CONFIG ADDRESS SECONDS
+//	go-nebula listen CONFIG [WINDOW]
+//	go-nebula dial CONFIG ADDRESS SECONDS [WINDOW]
+//
+// The service queues at most 512 packets for Nebula and drops what does not fit. A window, in bytes, bounds what its TCP has on the
+// way, so that the queue never overflows. The package has no such setting, so the program sets it behind its back.
 package main
 
 import (
 	"fmt"
-	"io"
 	"log"
 	"os"
+	"reflect"
 	"strconv"
-	"time"
+	"unsafe"
 
 	"github.com/slackhq/nebula"
 	"github.com/slackhq/nebula/config"
 	"github.com/slackhq/nebula/logging"
 	"github.com/slackhq/nebula/overlay"
 	"github.com/slackhq/nebula/service"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 )
-
-const port = "7"
 
 func main() {
 	if err := run(os.Args[1:]); err != nil {
@@ -29,8 +33,8 @@ func main() {
 }
 
 func run(arguments []string) error {
-	if len(arguments) < 2 {
-		return fmt.Errorf("usage: stream listen CONFIG | stream dial CONFIG ADDRESS SECONDS")
+	if len(arguments) < 2 || arguments[0] == "dial" && len(arguments) < 4 {
+		return fmt.Errorf("usage: go-nebula listen CONFIG [WINDOW] | go-nebula dial CONFIG ADDRESS SECONDS [WINDOW]")
 	}
 	text, err := os.ReadFile(arguments[1])
 	if err != nil {
@@ -49,69 +53,41 @@ func run(arguments []string) error {
 		return err
 	}
 	if arguments[0] == "listen" {
-		return listen(node)
-	}
-	return dial(node, arguments[2], arguments[3])
-}
-
-// Reads one stream to its end and answers with the number of bytes.
-func listen(node *service.Service) error {
-	listener, err := node.Listen("tcp", ":"+port)
-	if err != nil {
-		return err
-	}
-	fmt.Println("listening")
-	stream, err := listener.Accept()
-	if err != nil {
-		return err
-	}
-	total, buffer := int64(0), make([]byte, 1<<18)
-	for {
-		count, err := stream.Read(buffer)
-		total += int64(count)
-		if err == io.EOF {
-			break
-		} else if err != nil {
+		if err := bound(node, arguments[2:]); err != nil {
 			return err
 		}
-	}
-	if _, err := fmt.Fprintf(stream, "%d", total); err != nil {
-		return err
-	}
-	stream.Close()
-	// What was written is delivered by then.
-	time.Sleep(500 * time.Millisecond)
-	return nil
-}
-
-// Writes for some seconds, and prints how fast the peer received it.
-func dial(node *service.Service, address, seconds string) error {
-	duration, err := strconv.ParseFloat(seconds, 64)
-	if err != nil {
-		return err
-	}
-	stream, err := node.Dial("tcp", address+":"+port)
-	if err != nil {
-		return err
-	}
-	started, data := time.Now(), make([]byte, 1<<18)
-	for time.Since(started).Seconds() < duration {
-		if _, err := stream.Write(data); err != nil {
+		listener, err := node.Listen("tcp", fmt.Sprintf(":%d", port))
+		if err != nil {
 			return err
 		}
+		return listen(listener)
 	}
-	if err := stream.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
+	if err := bound(node, arguments[4:]); err != nil {
 		return err
 	}
-	answer, err := io.ReadAll(stream)
+	stream, err := node.Dial("tcp", fmt.Sprintf("%s:%d", arguments[2], port))
 	if err != nil {
 		return err
 	}
-	took := time.Since(started).Seconds()
-	total, err := strconv.ParseInt(string(answer), 10, 64)
+	return dial(stream, arguments[3])
+}
+
+// Bounds the buffers of all connections.
+func bound(node *service.Service, window []string) error {
+	if len(window) == 0 {
+		return nil
+	}
+	size, err := strconv.Atoi(window[0])
 	if err != nil {
 		return err
 	}
-	fmt.Printf("%d bytes in %.3f s\n", total, took)
+	ip := (*stack.Stack)(unsafe.Pointer(reflect.ValueOf(node).Elem().FieldByName("ipstack").Pointer()))
+	receive := tcpip.TCPReceiveBufferSizeRangeOption{Min: 4096, Default: size, Max: size}
+	send := tcpip.TCPSendBufferSizeRangeOption{Min: 4096, Default: size, Max: size}
+	for _, option := range []tcpip.SettableTransportProtocolOption{&receive, &send} {
+		if err := ip.SetTransportProtocolOption(tcp.ProtocolNumber, option); err != nil {
+			return fmt.Errorf("cannot bound the window: %v", err)
+		}
+	}
 	return nil
 }

@@ -15,14 +15,19 @@ use std::net::IpAddr;
 
 use base64::Engine as _;
 use nebula_cert::{CaPool, Certificate, Curve, PassphraseCost, PrivateKey, SigningKey, Version};
+use nebula_core::MessageType;
 use nebula_core::internals::header::Header;
 use nebula_core::internals::ip;
-use nebula_core::internals::messages::{HandshakePayload, Meta};
+use nebula_core::internals::messages::{HandshakePayload, MAX_ENDPOINTS, MAX_RELAYS, Meta};
+use nebula_core::internals::path_probe::{Answerer, PathProbe, PathReply, only_measures};
 // The included source of the console's command parser expects this at the crate root.
 use nebula_instance::go;
 
+/// What a target does with one input.
+pub type Run = fn(&[u8]);
+
 /// The fuzz targets by name; each has a corpus in `corpus/<name>`.
-pub const TARGETS: &[(&str, fn(&[u8]))] = &[
+pub const TARGETS: &[(&str, Run)] = &[
     ("cert_pem", cert_pem),
     ("cert_v1", cert_v1),
     ("cert_v2", cert_v2),
@@ -32,6 +37,7 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("inner_ip", inner_ip),
     ("handshake", handshake),
     ("lighthouse", lighthouse),
+    ("path_probe", path_probe),
     ("relay_control", trio::relay_control),
     ("overlay_packet", pair::overlay_packet),
     ("captured_packet", captured::captured_packet),
@@ -54,7 +60,7 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
 ];
 
 /// Returns the function of a target.
-pub fn target(name: &str) -> Option<fn(&[u8])> {
+pub fn target(name: &str) -> Option<Run> {
     TARGETS.iter().find(|(known, _)| *known == name).map(|(_, run)| *run)
 }
 
@@ -145,16 +151,40 @@ fn handshake(data: &[u8]) {
 
 fn lighthouse(data: &[u8]) {
     if let Ok(meta) = Meta::parse(data) {
-        assert!(meta.endpoints.len() <= 20 && meta.relays.len() <= 20);
+        assert!(meta.endpoints.len() <= MAX_ENDPOINTS && meta.relays.len() <= MAX_RELAYS);
         if let Ok(bytes) = meta.encode() {
             let again = Meta::parse(&bytes).expect("what we wrote reads");
-            // An IPv4-mapped address is read from the IPv6 list and written to the IPv4 list; each list holds ten.
-            let of = |v4: bool| meta.endpoints.iter().filter(move |endpoint| endpoint.is_ipv4() == v4).take(10);
+            // An IPv4-mapped address is read from the IPv6 list and written to the IPv4 list.
+            let of = |v4: bool| meta.endpoints.iter().filter(move |endpoint| endpoint.is_ipv4() == v4);
             let expected: Vec<_> = of(true).chain(of(false)).copied().collect();
             assert_eq!((again.kind, again.endpoints), (meta.kind, expected));
         }
     }
     pair::lighthouse_message(data);
+}
+
+/// The body of a test request or reply. What is read is written to the same bytes, and the node that measures answers a probe with
+/// one datagram at most.
+fn path_probe(data: &[u8]) {
+    let (probe, reply) = (PathProbe::read(data), PathReply::read(data));
+    let same = |written: &[u8]| {
+        let mut read = data[..written.len()].to_vec();
+        // Seven bits of the flag are for later versions.
+        read[4] &= 1;
+        assert_eq!(read, written);
+    };
+    if let Some(probe) = probe {
+        same(&probe.request());
+        let echoed = reply.expect("Go Nebula returns the request");
+        assert_eq!((echoed.by, echoed.number), (Answerer::Echoes, probe.number));
+    } else if let Some(reply) = reply {
+        let probe = PathProbe { number: reply.number, in_use: false };
+        same(&probe.reply(reply.by == Answerer::Leads));
+    }
+    let is_measurement = [MessageType::TestRequest, MessageType::TestReply].map(|kind| only_measures(kind, data));
+    assert_eq!(is_measurement[0], probe.is_some_and(|probe| !probe.in_use));
+    assert_eq!(is_measurement[1], probe.is_none() && reply.is_some());
+    pair::test_message(data);
 }
 
 fn config(data: &[u8]) {

@@ -263,3 +263,20 @@ pub fn lighthouse_message(data: &[u8]) {
         assert!(answers.len() <= 4, "one message makes {} datagrams", answers.len());
     });
 }
+
+/// Arbitrary plaintext as an authenticated test request and reply, to a node that measures paths.
+pub fn test_message(data: &[u8]) {
+    with_pair(|pair| {
+        let (now, from) = (pair.now, pair.a.at.into());
+        let Some(tunnel) = pair.b.node.tunnels().first().map(|tunnel| tunnel.local_index) else { return };
+        pair.b.node.reconfigure(now, |config| config.measure_paths = true);
+        let _ = pair.b.drain();
+        for kind in [MessageType::TestRequest, MessageType::TestReply] {
+            let plaintext = data.to_vec();
+            pair.b.node.handle_punt(now, Punt::Message { tunnel, from, kind, plaintext });
+            let answers = pair.b.drain();
+            assert!(answers.len() <= 1, "one message makes {} datagrams", answers.len());
+        }
+        assert_eq!(pair.b.node.tunnels().first().and_then(|tunnel| tunnel.endpoint), Some(pair.a.at), "it stays there");
+    });
+}

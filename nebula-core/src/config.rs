@@ -4,7 +4,7 @@
 mod validation;
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::num::{NonZeroU32, NonZeroU64};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::{firewall, lighthouse};
 pub use validation::{ConfigProblem, InvalidConfig};
 
 /// Peers read only so many relays of a host; see [`Relay::relays`].
-pub const MAX_RELAYS: usize = crate::wire::messages::MAX_ADDRESSES;
+pub const MAX_RELAYS: usize = crate::wire::messages::MAX_RELAYS;
 
 /// Maximum number of tunnels that are kept; see [`Keep`].
 pub const MAX_KEPT: usize = crate::node::MAX_KEPT;
@@ -155,12 +155,28 @@ impl Config {
 
     /// Where `peer` may be, best first.
     pub(crate) fn endpoints_of(&self, peer: IpAddr, known: &lighthouse::Client) -> Vec<SocketAddr> {
+        if self.keeps_to_relays(&[peer]) {
+            return Vec::new();
+        }
         known.endpoints(peer, &self.fixed_endpoints_of(peer), &self.endpoint_rules(&[peer]))
+    }
+
+    /// Every endpoint that anybody named for `peer`, whether or not it may be used; in no particular order.
+    pub(crate) fn named_endpoints_of(&self, peer: IpAddr, known: &lighthouse::Client) -> Vec<SocketAddr> {
+        known.named(peer, &self.fixed_endpoints_of(peer))
     }
 
     /// Whether the remote allow list lets a peer, by each of its overlay addresses, be at this endpoint.
     pub(crate) fn may_be_at(&self, peer: &[IpAddr], endpoint: SocketAddr) -> bool {
-        self.lighthouse.remote_allow.allows(peer, endpoint.ip())
+        !self.keeps_to_relays(peer) && self.lighthouse.remote_allow.allows(peer, endpoint.ip())
+    }
+
+    /// Whether [`Relay::force`] keeps this node from talking to a peer directly: it is no lighthouse, and no relay that this
+    /// node uses.
+    pub(crate) fn keeps_to_relays(&self, peer: &[IpAddr]) -> bool {
+        let Relay { force, am_relay, relays, used, .. } = &self.relay;
+        let is_needed = |at: &IpAddr| self.is_lighthouse(*at) || relays.contains(at) || used.contains(at);
+        *force && !am_relay && !self.lighthouse.am_lighthouse && !peer.iter().any(is_needed)
     }
 
     /// The rules for endpoints of the peer with these overlay addresses.
@@ -202,6 +218,7 @@ impl Config {
                 pending_deletion_interval: self.timers.pending_deletion_interval,
                 ..wanted.timers
             },
+            relay: Relay { used: self.relay.used.clone(), ..wanted.relay },
             listen_port: self.listen_port,
             drop_local_broadcast: self.drop_local_broadcast,
             drop_multicast: self.drop_multicast,
@@ -389,11 +406,37 @@ pub struct Relay {
     pub use_relays: bool,
     /// Overlay addresses of the relays through which this node can be reached; reported to lighthouses.
     pub relays: Vec<IpAddr>,
+    /// A lighthouse offers the hosts with one of these groups as relays. Another node uses two of the relays that its
+    /// lighthouses offer, if they have one of these groups in their certificates. Empty: neither.
+    pub groups: Vec<String>,
+    /// Talk to peers only through relays, for tests. Lighthouses and relays are reached directly.
+    pub force: bool,
+    /// Under `force`: relays of peers that this node uses. The node adds them.
+    pub(crate) used: BTreeSet<IpAddr>,
 }
+
+impl Relay {
+    /// Under [`Relay::force`], this relay is reached directly from now on.
+    pub(crate) fn note_used(&mut self, relay: IpAddr) {
+        if self.force && self.used.len() < MAX_USED {
+            self.used.insert(relay);
+        }
+    }
+}
+
+/// More relays than a test needs.
+const MAX_USED: usize = 256;
 
 impl Default for Relay {
     fn default() -> Self {
-        Self { am_relay: false, use_relays: true, relays: Vec::new() }
+        Self {
+            am_relay: false,
+            use_relays: true,
+            relays: Vec::new(),
+            groups: Vec::new(),
+            force: false,
+            used: BTreeSet::new(),
+        }
     }
 }
 

@@ -204,8 +204,9 @@ pub use engine::{Batch, Datagram, Engine, Output, Packet};
 pub use forward::{Forwarder, Lane};
 pub use index::{LocalIndex, RelayIndex, RemoteIndex};
 pub use node::{
-    FlowTrace, GatewayState, GatewayStatus, Node, Outcome, PathReason, PathStatus, PendingStatus, RelayState,
-    RelayStatus, TableSizes, TunnelStatus, WallClock, Whereabouts,
+    FlowTrace, GatewayState, GatewayStatus, Node, OfferedRelay, Outcome, PathReason, PathStatus, PathVerdict,
+    PendingStatus, RelayReason, RelayState, RelayStatus, RelayTrouble, TableSizes, TunnelStatus, WallClock,
+    Whereabouts,
 };
 pub use output::{Event, Origin, PacketOwned, PeerCertificate, Punt, Transmit, TunnelDownReason, Verdict};
 pub use seed::{NoRandomness, Seed};
@@ -219,5 +220,5 @@ pub mod internals {
     pub use crate::lighthouse::Server;
     pub use crate::tunnel::cipher::AeadKey;
     pub use crate::tunnel::{ReplayWindow, Session, SessionKeys};
-    pub use crate::wire::{header, ip, messages};
+    pub use crate::wire::{header, ip, messages, path_probe};
 }

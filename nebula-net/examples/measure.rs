@@ -4,6 +4,8 @@
 //! cargo run --release --example measure [throughput [SECONDS] | memory [CONNECTIONS] | packets [CONNECTIONS] | nodes [NODES]]
 //! ```
 //!
+//! `benches/connections` counts the instructions of `measure counted CONNECTIONS`.
+//!
 //! In two processes, with `ca.crt`, and `host.crt` and `host.key` of each, in a folder for each; the one that listens is 10.42.0.2:
 //!
 //! ```sh
@@ -40,6 +42,7 @@ async fn main() -> Result<()> {
         ["dial", folder, underlay, peer, seconds] => {
             return dial(folder, underlay.parse()?, peer.parse()?, Duration::from_secs_f64(seconds.parse()?)).await;
         }
+        ["counted", connections] => return count(connections.parse()?),
         _ => {}
     }
     let number = |default| arguments.get(1).map_or(Ok(default), |text| text.parse());
@@ -256,11 +259,17 @@ impl Bed {
     /// Nanoseconds for one write, its packets and the read.
     fn round(&mut self) -> Result<f64> {
         const WRITES: u32 = 2_000;
+        let started = Instant::now();
+        self.write(WRITES)?;
+        Ok(started.elapsed().as_nanos() as f64 / f64::from(WRITES))
+    }
+
+    /// Writes to one of the connections, carries the packets and reads.
+    fn write(&mut self, times: u32) -> Result<()> {
         let mut context = Context::from_waker(Waker::noop());
         let (near, far) = self.ends[self.ends.len() / 2];
         let mut out = [0; 100];
-        let started = Instant::now();
-        for _ in 0..WRITES {
+        for _ in 0..times {
             self.now += Duration::from_micros(10);
             let now = self.now;
             self.pair.iter_mut().for_each(|stack| stack.timeout(now));
@@ -272,8 +281,24 @@ impl Bed {
                 return Err("no data".into());
             };
         }
-        Ok(started.elapsed().as_nanos() as f64 / f64::from(WRITES))
+        Ok(())
     }
+}
+
+/// Writes to one of so many connections, and prints how often.
+fn count(connections: usize) -> Result<()> {
+    const WRITES: u32 = 1_000;
+    let mut bed = Bed::new(connections.saturating_sub(1))?;
+    bed.write(WRITES)?;
+    counted(&mut bed, WRITES)?;
+    println!("{WRITES}");
+    Ok(())
+}
+
+/// The tracer finds this function by its name.
+#[inline(never)]
+fn counted(bed: &mut Bed, writes: u32) -> Result<()> {
+    std::hint::black_box(bed).write(writes)
 }
 
 /// Carries packets until there are none.

@@ -100,6 +100,14 @@ async fn a_destination_without_a_route_fails_at_once() {
 }
 
 #[tokio::test]
+async fn a_node_cannot_dial_itself_and_says_so() {
+    let [near, _far] = nets();
+    let error = within(near.dial("10.42.0.1:7")).await.unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::AddrNotAvailable);
+    assert_eq!(error.to_string(), "the address is this node's own");
+}
+
+#[tokio::test]
 async fn datagrams_go_both_ways() {
     let [near, far] = nets();
     let (here, there) = (near.bind_udp(0).unwrap(), far.bind_udp(53).unwrap());

@@ -14,7 +14,7 @@ pub struct Resolver {
     pub listen: SocketAddr,
     /// DNS servers of the lighthouses.
     pub servers: Vec<SocketAddr>,
-    /// Whether systemd-resolved is told of the resolver.
+    /// Whether to register it with the host's resolver.
     pub register: bool,
 }
 

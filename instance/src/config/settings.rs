@@ -216,7 +216,7 @@ impl Settings {
             handshakes,
             timers: timers(section),
             keep: keep(section),
-            measures_paths: section.boolean("tunnels.measure_paths", false),
+            measures_paths: section.boolean("tunnels.measure_paths", true),
             preferred_ranges: preferred_ranges(section),
             listen,
             routines: routines(section),
@@ -326,6 +326,11 @@ fn relay(section: &Section<'_>) -> Relay {
     relay.am_relay = am_relay;
     relay.use_relays = section.boolean("relay.use_relays", true);
     relay.relays = relays;
+    relay.groups = section.strings("relay.groups");
+    relay.force = section.boolean("relay.force", false);
+    if relay.force && !relay.use_relays {
+        section.warn("relay.force", "relay.force is true and relay.use_relays is false: this host calls nobody");
+    }
     relay
 }
 

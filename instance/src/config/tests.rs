@@ -96,7 +96,7 @@ logging: {level: WARNING, format: json, disable_timestamp: true}",
             disabled: true,
             device: "neb1".into(),
             mtu: 1400,
-            discovers_path_mtu: false,
+            discovers_path_mtu: true,
             tx_queue: 100,
             offloads: false,
             drop_local_broadcast: true,
@@ -507,8 +507,20 @@ fn the_tunnel_of_a_pod_holds_less_than_a_host_unless_it_is_told_otherwise() {
 }
 
 #[test]
+fn hosts_and_pods_examine_and_measure_their_paths_unless_they_are_told_otherwise() {
+    let both = |text: &str| {
+        let of_pod = Settings::read_for_pod(&tree(text)).unwrap_or_else(|error| panic!("{text}: {error}"));
+        [settings(text), of_pod].map(|settings| (settings.tun.path_mtu(), settings.measures_paths))
+    };
+    assert_eq!(both("{}"), [(Some(1300), true); 2]);
+    assert_eq!(both("{tun: {path_mtu_discovery: false}, tunnels: {measure_paths: false}}"), [(None, false); 2]);
+    assert_eq!(both("tun: {mtu: 8900}"), [(Some(8900), true); 2]);
+}
+
+#[test]
 fn the_tunnel_of_a_pod_has_no_console_and_says_so() {
-    let of_pod = Settings::read_for_pod(&tree("sshd: {enabled: true, listen: 127.0.0.1:2222, host_key: 7}")).unwrap();
+    let text = "sshd: {enabled: true, listen: 127.0.0.1:2222, host_key: 7}";
+    let of_pod = Settings::read_for_pod(&tree(text)).unwrap();
     let remarks: Vec<String> = of_pod.remarks.iter().map(ToString::to_string).collect();
     assert!(remarks.iter().any(|remark| remark.contains("in a pod, whose instance has no SSH console")), "{remarks:?}");
 }

@@ -52,7 +52,7 @@ impl TunSettings {
             disabled: section.boolean("tun.disabled", false),
             device,
             mtu: number("tun.mtu", 1300),
-            discovers_path_mtu: section.boolean("tun.path_mtu_discovery", false),
+            discovers_path_mtu: section.boolean("tun.path_mtu_discovery", true),
             tx_queue: number("tun.tx_queue", 500),
             offloads: section.boolean("tun.use_offloads", true),
             drop_local_broadcast: section.boolean("tun.drop_local_broadcast", false),

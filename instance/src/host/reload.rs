@@ -9,7 +9,7 @@ use nebula_core::io::{Handle, SocketControl};
 
 use crate::config::{self, Listen, Settings, Value};
 use crate::host::account;
-use crate::host::dns::{self, Resolving, Served};
+use crate::host::dns::{self, HostResolver, Registered, Resolving, Served};
 use crate::host::file_watch::{self, Stamp};
 use crate::host::reloaded::{self, Reloaded, check_identity};
 use crate::host::report::Report;
@@ -28,7 +28,7 @@ pub(crate) struct Reloader {
     link: Link,
     names: Option<NameWatch>,
     dns: Option<dns::Server>,
-    resolver: Option<dns::Server>,
+    resolver: Option<HostResolver>,
     /// Sends metrics, if configured.
     emitter: Option<Emitter>,
     #[cfg(feature = "ssh")]
@@ -98,6 +98,12 @@ impl Reloader {
     #[must_use]
     pub(crate) fn settings(&self) -> &Settings {
         &self.current
+    }
+
+    /// What the host's own resolver is told; `None` if it is not.
+    #[must_use]
+    pub(crate) fn registered_names(&self) -> Option<Arc<Registered>> {
+        self.resolver.as_ref().and_then(HostResolver::registered)
     }
 
     /// The wanted state of the tun device; `None` without one.

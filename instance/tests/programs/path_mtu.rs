@@ -94,7 +94,7 @@ impl Site {
                 "pki: {{ca: {dir}/ca.crt, cert: {dir}/{name}.crt, key: {dir}/{name}.key}}
 static_host_map: {{{}}}
 listen: {{host: 0.0.0.0, port: 4242}}
-tun: {{dev: neb0, mtu: {device}, path_mtu_discovery: true}}
+tun: {{dev: neb0, mtu: {device}}}
 {own}
 firewall:
   outbound: [{{port: any, proto: any, host: any}}]

@@ -15,11 +15,11 @@ use crate::world::{World, enter};
 
 const SOON: Duration = Duration::from_secs(15);
 /// The user `nobody`.
-const NOBODY: u32 = 65_534;
+pub(crate) const NOBODY: u32 = 65_534;
 const HOSTS: [&str; 3] = ["d", "g", "p"];
 
 /// `d`: our daemon and lighthouse at 10.77.0.1, `g`: Go at 10.77.0.2, `p`: the proxy at 10.77.0.3. `p` and `g` know only the lighthouse.
-fn network() -> World {
+pub(crate) fn network() -> World {
     let mut world = World::new();
     let underlay = HOSTS.map(|name| world.host(name));
     world.certify(&["ca", "-name", "proxy"]);
@@ -74,7 +74,7 @@ fn start_proxy(world: &mut World, flags: &[&str]) {
 }
 
 /// What curl gets, or its exit code.
-fn curl(world: &World, host: &str, arguments: &[&str]) -> Result<String, i32> {
+pub(crate) fn curl(world: &World, host: &str, arguments: &[&str]) -> Result<String, i32> {
     let output = world.exec(host, &[&["curl", "-sS", "--max-time", "20"], arguments].concat());
     match output.status.code() {
         Some(0) => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
@@ -83,7 +83,7 @@ fn curl(world: &World, host: &str, arguments: &[&str]) -> Result<String, i32> {
 }
 
 /// Starts a web server on the overlay that has the name of its host.
-fn serve_name(world: &mut World, host: &str, address: &str) {
+pub(crate) fn serve_name(world: &mut World, host: &str, address: &str) {
     let folder = world.dir().join(format!("www-{host}"));
     std::fs::create_dir(&folder).unwrap();
     std::fs::write(folder.join("who"), host).unwrap();

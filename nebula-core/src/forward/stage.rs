@@ -81,7 +81,7 @@ impl Stage<'_> {
     }
 
     /// Marks the peer as heard from, and tells the control plane if the tunnel is thereby confirmed or the peer has
-    /// roamed. It has not if all that came `only_measures` a path.
+    /// roamed. If all that came `only_measures` another path or a relay, that does not show that the path in use works.
     pub(super) fn hear(&mut self, tunnel: &Tunnel, from: Origin, only_measures: impl FnOnce() -> bool) {
         let index = tunnel.local_index;
         if !tunnel.is_confirmed() && !self.batch.confirmed.contains(&index) {
@@ -90,12 +90,18 @@ impl Stage<'_> {
         }
         match from {
             Origin::Direct(endpoint) => {
-                tunnel.mark_received();
-                if tunnel.endpoint() != Some(endpoint) && !only_measures() {
+                if tunnel.endpoint() == Some(endpoint) {
+                    tunnel.mark_received();
+                } else if !only_measures() {
+                    tunnel.mark_received();
                     self.notice_roaming(tunnel, endpoint);
                 }
             }
-            Origin::Relayed { .. } => tunnel.mark_relayed(),
+            Origin::Relayed { .. } => {
+                if !tunnel.was_relayed() && !only_measures() {
+                    tunnel.mark_relayed();
+                }
+            }
         }
     }
 

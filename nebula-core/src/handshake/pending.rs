@@ -24,8 +24,12 @@ pub(crate) struct Pending {
     pub(crate) started: Instant,
     /// Attempts made.
     pub(crate) attempts: u32,
+    /// Where the peer was believed to be at the last attempt, best first.
+    pub(crate) known: Vec<SocketAddr>,
     /// Where the last attempt went.
     pub(crate) tried: Vec<SocketAddr>,
+    /// Which of the endpoints that are tried in turn is next.
+    turn: usize,
     /// A lighthouse has answered where the peer is since the handshake began.
     pub(crate) answered: bool,
     waiting: Waiting,
@@ -43,7 +47,30 @@ pub(crate) struct Opened {
 
 impl Pending {
     pub(crate) fn new(local_index: ReservedIndex, version: Version, started: Instant, waiting: Waiting) -> Self {
-        Self { local_index, version, opened: None, started, attempts: 0, tried: Vec::new(), answered: false, waiting }
+        Self {
+            local_index,
+            version,
+            opened: None,
+            started,
+            attempts: 0,
+            known: Vec::new(),
+            tried: Vec::new(),
+            turn: 0,
+            answered: false,
+            waiting,
+        }
+    }
+
+    /// Chooses where an attempt goes: to the best endpoints each time, and to as many of the others in turn. A report that names many
+    /// endpoints must not make a host send that many datagrams at once.
+    pub(crate) fn next_targets(&mut self, endpoints: &[SocketAddr]) -> Vec<SocketAddr> {
+        if endpoints.len() <= BEST_ENDPOINTS + ENDPOINTS_IN_TURN {
+            return endpoints.to_vec();
+        }
+        let (best, others) = endpoints.split_at(BEST_ENDPOINTS);
+        let first = self.turn % others.len();
+        self.turn = first + ENDPOINTS_IN_TURN;
+        best.iter().chain(others.iter().cycle().skip(first).take(ENDPOINTS_IN_TURN)).copied().collect()
     }
 
     /// Pause after the attempt that was just made. It grows by one interval per attempt (linear backoff). If packets
@@ -261,6 +288,10 @@ fn push_bounded<T: PartialEq>(list: &mut Vec<T>, item: T) {
 /// Distant lighthouses answer within this time. A short time is enough because the oldest handshake is displaced
 /// first: only a scan so fast that every entry is younger than this can keep others from starting a handshake.
 const DISPLACEABLE_AFTER: Duration = Duration::from_millis(300);
+/// Endpoints that each attempt goes to; the best first.
+const BEST_ENDPOINTS: usize = 8;
+/// Further ones that it goes to in turn.
+const ENDPOINTS_IN_TURN: usize = 8;
 const MAX_PACKETS_PER_PEER: usize = 100;
 /// A peer that was away for three seconds is found again within two tenths of a second of its return, and one that does
 /// not return costs some sixty attempts.
@@ -304,6 +335,24 @@ mod tests {
         handshakes.remove(peer(1));
         handshakes.remove(peer(2));
         assert_eq!(handshakes.displaceable(start + DISPLACEABLE_AFTER * 2), None);
+    }
+
+    #[test]
+    fn an_attempt_goes_to_the_best_endpoints_and_to_the_others_in_turn() {
+        let all: Vec<SocketAddr> = (0..30).map(|n| SocketAddr::from(([192, 0, 2, n], 1))).collect();
+        let (mut handshakes, _) = pending(1);
+        let pending = handshakes.get_mut(peer(0)).unwrap();
+        let numbers = |targets: Vec<SocketAddr>| -> Vec<u8> {
+            let number = |at: &SocketAddr| if let IpAddr::V4(v4) = at.ip() { v4.octets()[3] } else { 255 };
+            targets.iter().map(number).collect()
+        };
+        assert_eq!(numbers(pending.next_targets(&all)), (0..16).collect::<Vec<_>>());
+        assert_eq!(numbers(pending.next_targets(&all)), (0..8).chain(16..24).collect::<Vec<_>>());
+        assert_eq!(numbers(pending.next_targets(&all)), (0..8).chain(24..30).chain(8..10).collect::<Vec<_>>());
+        assert_eq!(numbers(pending.next_targets(&all[..12])), (0..12).collect::<Vec<_>>(), "all that there are");
+        for few in [0, 1, 8] {
+            assert_eq!(pending.next_targets(&all[..few]), all[..few]);
+        }
     }
 
     #[test]

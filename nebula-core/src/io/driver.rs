@@ -28,8 +28,8 @@ use crate::io::{Bypass, Tun, TunOffloads, UdpSocket, clock};
 use crate::tunnel::LocalIndex;
 use crate::wire::ip::FlowKey;
 use crate::{
-    Config, Event, FlowTrace, GatewayStatus, NoRandomness, Node, Part, RelayStatus, Seed, TableSizes, TunnelStatus,
-    Whereabouts,
+    Config, Event, FlowTrace, GatewayStatus, NoRandomness, Node, OfferedRelay, Part, RelayStatus, Seed, TableSizes,
+    TunnelStatus, Whereabouts,
 };
 
 // Address space only: just the pages that are used cost memory.
@@ -408,6 +408,12 @@ impl Handle {
     #[must_use]
     pub fn relays(&self) -> Vec<RelayStatus> {
         self.with_node(|node, _| node.relays()).unwrap_or_default()
+    }
+
+    /// See [`crate::Node::offered_relays`]; empty if the driver has ended.
+    #[must_use]
+    pub fn offered_relays(&self) -> Vec<OfferedRelay> {
+        self.with_node(|node, _| node.offered_relays()).unwrap_or_default()
     }
 
     /// See [`crate::Node::trace`]; `None` if the driver has ended.

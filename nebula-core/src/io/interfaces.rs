@@ -107,6 +107,8 @@ impl Listing {
     fn read(except: Option<&str>) -> Result<Self, Errno> {
         let mut listing = Self::default();
         let (mut indices, mut names) = (BTreeMap::new(), BTreeSet::new());
+        // The kernel's order varies, and a different order is not a change.
+        let mut addresses = BTreeSet::new();
         for entry in getifaddrs()? {
             let Some(address) = entry.address else { continue };
             if let Some(index) = address.as_link_addr().and_then(|link| u32::try_from(link.ifindex()).ok()) {
@@ -122,13 +124,11 @@ impl Listing {
             }
             names.insert(entry.interface_name.clone());
             if entry.flags.contains(InterfaceFlags::IFF_UP) {
-                listing.addresses.push(LocalAddress { address, interface: entry.interface_name });
+                addresses.insert(LocalAddress { address, interface: entry.interface_name });
             }
         }
-        listing.links = names.iter().filter_map(|name| indices.get(name).copied()).collect();
-        // The kernel's order varies, and a different order is not a change.
-        listing.addresses.sort_unstable();
-        listing.addresses.dedup();
+        listing.links.extend(names.iter().filter_map(|name| indices.get(name)));
+        listing.addresses.extend(addresses);
         Ok(listing)
     }
 }

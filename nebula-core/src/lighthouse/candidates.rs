@@ -55,7 +55,8 @@ impl Candidates {
         (since < EXPECTED_FOR).then_some(since)
     }
 
-    /// Replaces the endpoints that `lighthouse` reported before.
+    /// Replaces the endpoints that `lighthouse` reported before. Those that are not believable are kept for the operator,
+    /// and because a reload may allow them.
     pub(crate) fn report(&mut self, lighthouse: IpAddr, endpoints: Vec<SocketAddr>) {
         self.reported.insert(lighthouse, endpoints);
     }
@@ -72,14 +73,17 @@ impl Candidates {
 
     /// Every relay of the peer, in order of address.
     pub(crate) fn relays(&self) -> BTreeSet<IpAddr> {
-        self.relays.values().flatten().copied().collect()
+        let mut relays = BTreeSet::new();
+        relays.extend(self.relays.values().flatten());
+        relays
     }
 
-    /// Everything known, by source; a learnt endpoint is listed under the peer itself.
-    pub(crate) fn sources(&self, peer: IpAddr) -> BTreeMap<IpAddr, KnownEndpoints> {
+    /// Everything believable, by source; a learnt endpoint is listed under the peer itself.
+    pub(crate) fn sources(&self, peer: IpAddr, rules: &Rules<'_>) -> BTreeMap<IpAddr, KnownEndpoints> {
         let mut sources: BTreeMap<IpAddr, KnownEndpoints> = BTreeMap::new();
         for (owner, endpoints) in &self.reported {
-            sources.entry(*owner).or_default().reported.clone_from(endpoints);
+            let believed = endpoints.iter().copied().filter(|at| rules.believable(*at));
+            sources.entry(*owner).or_default().reported = believed.collect();
         }
         for (owner, relays) in &self.relays {
             sources.entry(*owner).or_default().relays.clone_from(relays);
@@ -97,12 +101,17 @@ impl Candidates {
         }
     }
 
+    /// All endpoints that anybody named, usable or not.
+    pub(crate) fn named(&self) -> impl Iterator<Item = SocketAddr> {
+        self.learnt.iter().chain(self.reported.values().flatten()).copied()
+    }
+
     /// All usable endpoints, best first.
     pub(crate) fn ranked(&self, fixed: &[SocketAddr], rules: &Rules<'_>) -> Vec<SocketAddr> {
         let reported = self.reported.values().flatten().filter(|at| rules.believable(**at));
         let certain = self.learnt.iter().chain(fixed).filter(|at| rules.usable(**at));
         let mut usable: Vec<_> = reported.chain(certain).copied().filter(|at| !self.refused.contains(at)).collect();
-        usable.sort_by_key(|at| rank(*at, rules.preferred));
+        usable.sort_unstable_by_key(|at| rank(*at, rules.preferred));
         usable.dedup();
         usable
     }
@@ -145,20 +154,12 @@ impl Rules<'_> {
         local_block(address).is_none_or(|block| self.allowed.names(self.peer, address, block))
     }
 
-    /// Cuts a list from the wire to [`MAX_PER_FAMILY`] endpoints of each family, then removes those that are not
-    /// believable. IPv4-mapped addresses are converted to IPv4.
-    pub(crate) fn screen(&self, endpoints: impl IntoIterator<Item = SocketAddr>) -> Screened {
-        let (mut ipv4, mut ipv6) = (0, 0);
-        let endpoints = endpoints.into_iter();
-        let most = endpoints.size_hint().0.min(2 * MAX_PER_FAMILY);
-        let mut screened = Screened { believed: Vec::with_capacity(most), refused: Vec::new() };
+    /// Sorts out which endpoints of a message are believable. Its number of endpoints is bounded already, and cut before
+    /// this, as Go Nebula does: see [`MAX_ENDPOINTS`](crate::wire::messages::MAX_ENDPOINTS).
+    pub(crate) fn screen(&self, endpoints: Vec<SocketAddr>) -> Screened {
+        let mut screened = Screened { believed: Vec::with_capacity(endpoints.len()), refused: Vec::new() };
         for named in endpoints {
             let at = SocketAddr::new(named.ip().to_canonical(), named.port());
-            let count = if at.is_ipv4() { &mut ipv4 } else { &mut ipv6 };
-            *count += 1;
-            if *count > MAX_PER_FAMILY {
-                continue;
-            }
             if self.believable(at) {
                 screened.believed.push(at);
             } else {
@@ -186,8 +187,6 @@ fn rank(endpoint: SocketAddr, preferred: &[IpNet]) -> (bool, bool, bool, IpAddr,
     (!is_preferred, address.is_ipv4(), private, address, endpoint.port())
 }
 
-/// Maximum number of endpoints of each family accepted per source.
-pub(crate) const MAX_PER_FAMILY: usize = 10;
 const MAX_REFUSED: usize = 64;
 /// A restart takes less time, even on a machine that restarts its services one after another.
 const EXPECTED_FOR: Duration = Duration::from_secs(30);
@@ -275,14 +274,16 @@ mod tests {
     }
 
     #[test]
-    fn a_report_is_cut_per_family_before_it_is_filtered() {
+    fn what_is_not_believable_is_remembered_and_not_used() {
         let overlay = ["10.42.0.1/16".parse().unwrap()];
         let rules = Rules { overlay: &overlay, ..Rules::none() };
-        let mut long: Vec<SocketAddr> = vec!["10.42.0.9:1".parse().unwrap()];
-        long.extend((0..20).map(|n| SocketAddr::from(([203, 0, 113, n], 1))));
-        long.push("[2001:db8::1]:1".parse().unwrap());
-        let screened = rules.screen(long).believed;
-        assert_eq!(screened.iter().filter(|at| at.is_ipv4()).count(), MAX_PER_FAMILY - 1);
-        assert_eq!(screened.iter().filter(|at| at.is_ipv6()).count(), 1);
+        let named = endpoints(&["10.42.0.9:1", "127.0.0.1:1", "203.0.113.1:1"]);
+        let mut candidates = Candidates::default();
+        let lighthouse = "10.42.0.1".parse().unwrap();
+        candidates.report(lighthouse, named.clone());
+        assert_eq!(candidates.named().collect::<Vec<_>>(), named);
+        assert_eq!(candidates.ranked(&[], &rules), named[2..]);
+        let sources = candidates.sources("10.42.0.2".parse().unwrap(), &rules);
+        assert_eq!(sources[&lighthouse].reported, named[2..]);
     }
 }

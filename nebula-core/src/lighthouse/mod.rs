@@ -1,5 +1,6 @@
 //! Rendezvous: asks lighthouses where peers are, tells them where this node is, and serves as a lighthouse for others.
 
+mod advertised;
 mod allow_list;
 mod calculated;
 mod candidates;
@@ -70,8 +71,14 @@ impl Client {
     }
 
     /// What is known about a peer, by source.
-    pub(crate) fn sources(&self, peer: IpAddr) -> BTreeMap<IpAddr, KnownEndpoints> {
-        self.peers.get(&peer).map(|known| known.sources(peer)).unwrap_or_default()
+    pub(crate) fn sources(&self, peer: IpAddr, rules: &Rules<'_>) -> BTreeMap<IpAddr, KnownEndpoints> {
+        self.peers.get(&peer).map(|known| known.sources(peer, rules)).unwrap_or_default()
+    }
+
+    /// Every endpoint that anybody named for a peer, usable or not; `fixed` comes from the configuration.
+    pub(crate) fn named(&self, peer: IpAddr, fixed: &[SocketAddr]) -> Vec<SocketAddr> {
+        let known = self.peers.get(&peer).into_iter().flat_map(Candidates::named);
+        known.chain(fixed.iter().copied()).collect()
     }
 
     /// Drops what is known about all peers but those to keep and those that may be back soon.
@@ -141,7 +148,7 @@ impl Client {
         changed
     }
 
-    /// The endpoints to report to lighthouses: configured ones, then local addresses with the listen port.
+    /// The endpoints to report to lighthouses, the most useful first.
     pub(crate) fn advertised(&self, settings: &Lighthouse, listen_port: u16, rules: &Rules<'_>) -> Vec<SocketAddr> {
         let configured = settings.advertise.iter().map(|at| match at.port() {
             0 => SocketAddr::new(at.ip(), listen_port),
@@ -150,16 +157,10 @@ impl Client {
         let told = |local: &&LocalAddress| {
             special::local_block(local.address).is_none()
                 && settings.local_allow.allows(&local.interface, local.address)
+                && rules.reachable(SocketAddr::new(local.address, listen_port))
         };
-        let local = self.local_addresses.iter().filter(told);
-        let local = local.map(|local| SocketAddr::new(local.address, listen_port));
-        let mut advertised = Vec::new();
-        for endpoint in configured.chain(local) {
-            if rules.reachable(endpoint) && !advertised.contains(&endpoint) {
-                advertised.push(endpoint);
-            }
-        }
-        advertised
+        let local = advertised::in_order(self.local_addresses.iter().filter(told), rules.preferred);
+        advertised::cut(configured.filter(|at| rules.reachable(*at)), local, listen_port)
     }
 }
 

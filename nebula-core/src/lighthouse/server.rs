@@ -230,6 +230,7 @@ fn unpack(mut packed: &[u8]) -> KnownEndpoints {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::messages::{MAX_ENDPOINTS, MAX_RELAYS};
 
     fn report() -> KnownEndpoints {
         KnownEndpoints {
@@ -291,5 +292,14 @@ mod tests {
         let record = Record::from(pack(&KnownEndpoints { reported, ..KnownEndpoints::default() }));
         assert!(matches!(record, Record::Short(14, _)));
         assert_eq!(size_of::<(Address, Record)>(), 40);
+    }
+
+    #[test]
+    fn a_host_with_as_many_addresses_as_a_message_holds_takes_a_bounded_number_of_bytes() {
+        let reported = vec!["[2001:db8::1]:65535".parse().unwrap(); MAX_ENDPOINTS];
+        let relays = vec!["fd00::9".parse().unwrap(); MAX_RELAYS];
+        let report = KnownEndpoints { reported, relays, ..KnownEndpoints::default() };
+        assert_eq!(pack(&report).len(), 626);
+        assert_eq!(unpack(&pack(&report)), report);
     }
 }

@@ -19,7 +19,7 @@ use crate::config::Gateway;
 use crate::forward::Health;
 use crate::tunnel::Tunnel;
 use crate::wire::header::MessageType;
-use crate::{Event, Punt, TunnelDownReason};
+use crate::{Event, Origin, Punt, TunnelDownReason};
 
 /// The gateways that can stand in for each other.
 #[derive(Debug, Default)]
@@ -95,7 +95,8 @@ impl Node {
     /// The routes changed, or the node starts.
     pub(super) fn apply_gateways(&mut self, now: Instant) {
         let shared = self.config.subnets.iter().filter(|route| route.gateways.len() > 1);
-        let groups = shared.map(|route| route.gateways.iter().map(|gateway| gateway.address).collect()).collect();
+        let mut groups = BTreeSet::new();
+        groups.extend(shared.map(|route| route.gateways.iter().map(|gateway| gateway.address).collect()));
         self.gateways.set(now, groups, self.forwarder.shared_gateways());
         if self.gateways.watched.is_empty() {
             self.timer.cancel(Due::Gateways);
@@ -148,6 +149,19 @@ impl Node {
             }
             (Step::Connect, _) => self.connect(now, address),
             _ => {}
+        }
+    }
+
+    /// A probe or its answer came. By another path than the one in use it does not show that a gateway can be reached: flows
+    /// need not wait until the tunnel moves to that path.
+    pub(super) fn note_gateway_by(&mut self, tunnel: &Tunnel, from: Origin) {
+        if self.gateways.watched.is_empty() || self.hops.is_path_to(tunnel, from) {
+            return;
+        }
+        for address in &tunnel.peer_addresses {
+            if let Some(watched) = self.gateways.watched.get_mut(address) {
+                watched.watch.note_received(tunnel.local_index, tunnel.session.replay.highest());
+            }
         }
     }
 

@@ -89,21 +89,24 @@ impl Node {
         let endpoints = self.config.endpoints_of(peer, &self.lighthouse);
         let expected = self.lighthouse.lost_for(self.now, peer).is_some();
         let most = self.config.handshakes.retries.max(if expected { MAX_ATTEMPTS_UNTIL_RETURN } else { 0 });
-        if self.pending.get_mut(peer).is_some_and(|it| it.attempts < most && it.tried != endpoints) {
+        if self.pending.get_mut(peer).is_some_and(|it| it.attempts < most && it.known != endpoints) {
             self.attempt(peer);
         }
     }
 
-    /// Sends message 1 to every known endpoint.
+    /// Sends message 1 to where the peer may be: see [`Pending::next_targets`].
     fn attempt(&mut self, peer: IpAddr) {
         let endpoints = self.config.endpoints_of(peer, &self.lighthouse);
         let message = if endpoints.is_empty() { None } else { self.first_message(peer) };
-        for message in message.iter() {
-            endpoints.iter().for_each(|endpoint| self.outbox.datagram(*endpoint, message.clone()));
-        }
         let Some(pending) = self.pending.get_mut(peer) else { return };
+        let targets = pending.next_targets(&endpoints);
+        for message in message.iter() {
+            targets.iter().for_each(|endpoint| self.outbox.datagram(*endpoint, message.clone()));
+        }
         pending.attempts += 1;
-        let before = std::mem::replace(&mut pending.tried, endpoints);
+        let is_repeat = message.is_none() || pending.known == endpoints;
+        pending.known = endpoints;
+        let before = std::mem::replace(&mut pending.tried, targets);
         // A handshake that succeeds at the first attempt is not recorded.
         if pending.attempts == 2 {
             self.journal.sent(self.now, peer, &before);
@@ -111,7 +114,6 @@ impl Node {
         if pending.attempts >= 2 {
             self.journal.sent(self.now, peer, &pending.tried);
         }
-        let is_repeat = message.is_none() || pending.tried == before;
         if !is_repeat || tracing::event_enabled!(tracing::Level::DEBUG) {
             let (local_index, attempt, endpoints) = (*pending.local_index, pending.attempts, pending.tried.clone());
             self.outbox.event(Event::HandshakeSent { peer, local_index, endpoints, attempt, is_repeat });
@@ -165,7 +167,7 @@ impl Node {
             self.lighthouse.forget_unless_expected(now, peer);
         }
         let after = now.saturating_duration_since(ended.started);
-        let (local_index, endpoints) = (*ended.local_index, ended.tried.clone());
+        let (local_index, endpoints) = (*ended.local_index, ended.known.clone());
         let attempt = Box::new(self.journal.gave_up(now, peer));
         self.outbox.event(Event::HandshakeTimedOut { peer, local_index, endpoints, after, attempt });
     }
@@ -221,7 +223,7 @@ impl Node {
             Err(error) => return self.refuse(None, refusal(now, from, error)),
         };
         if let Some(reason) = objection(&self.config, &done, None, from) {
-            return self.refuse(None, refusal_of(now, from, reason, &done, None));
+            return self.refuse(None, refusal_of(now, from, (reason, self.config.relay.force), &done, None));
         }
         let peer = done.peer.networks()[0].addr();
         if let Some(primary) = self.forwarder.tunnels().by_address(peer)
@@ -264,7 +266,10 @@ impl Node {
             Ok(done) => match objection(&self.config, &done, Some(peer), from) {
                 None => self.complete(now, peer, done, from),
                 Some(reason) => {
-                    self.refuse(Some(peer), refusal_of(now, from, reason, &done, Some(peer)));
+                    self.refuse(
+                        Some(peer),
+                        refusal_of(now, from, (reason, self.config.relay.force), &done, Some(peer)),
+                    );
                     if reason == RefusalReason::OtherHost
                         && let Some(close) = seal(&Tunnel::new(done, None), MessageType::CloseTunnel, &[])
                     {
@@ -353,10 +358,19 @@ fn objection(config: &Config, done: &Negotiated, called: Option<IpAddr>, from: O
 }
 
 /// The refusal of a valid handshake for this reason.
-fn refusal_of(now: Instant, from: Origin, reason: RefusalReason, done: &Negotiated, called: Option<IpAddr>) -> Refusal {
+fn refusal_of(
+    now: Instant,
+    from: Origin,
+    (reason, is_forced): (RefusalReason, bool),
+    done: &Negotiated,
+    called: Option<IpAddr>,
+) -> Refusal {
     let name = done.peer.name();
     let text = match (reason, called) {
         (RefusalReason::OtherHost, Some(called)) => format!("{name} answered for {called}"),
+        (RefusalReason::AddressNotAllowed, _) if is_forced => {
+            format!("{name} is at {}, and relay.force is set here", from.underlay().ip())
+        }
         (RefusalReason::AddressNotAllowed, _) => format!("{name} may not be at {}", from.underlay().ip()),
         _ => "the peer's certificate claims an address of this node, or none".to_owned(),
     };

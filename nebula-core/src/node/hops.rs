@@ -83,7 +83,9 @@ impl Hops {
         }
         let primary = self.forwarder.tunnels().by_address(key.far).map(|tunnel| tunnel.local_index);
         let mut through = tunnels.of_peer(key.far).to_vec();
-        through.sort_by_key(|tunnel| Some(*tunnel) != primary);
+        if let Some(at) = through.iter().position(|tunnel| Some(*tunnel) == primary) {
+            through[..=at].rotate_right(1);
+        }
         let keys = through
             .into_iter()
             .flat_map(|tunnel| neighbour.iter().map(move |&far| HopKey { tunnel, kind: Kind::Forwarding, far }));
@@ -95,7 +97,7 @@ impl Hops {
         let present = self.forwarder.relay_of(tunnel);
         let entries = tunnel.peer_addresses.iter().flat_map(|address| self.entries.to_far(*address));
         let hops = entries.filter(|entry| entry.key.kind == Kind::Terminal).filter_map(Entry::hop);
-        let mut ranked: Vec<_> = hops
+        let ranked: Vec<_> = hops
             .take(MAX_HOPS)
             .filter_map(|hop| {
                 let neighbour = self.forwarder.tunnels().by_index(hop.tunnel)?;
@@ -104,8 +106,8 @@ impl Hops {
                 Some(((other, !self.forwarder.tunnels().is_primary(&neighbour)), hop))
             })
             .collect();
-        ranked.sort_by_key(|(rank, _)| *rank);
-        ranked.into_iter().map(|(_, hop)| hop).collect()
+        let ranks = [(false, false), (false, true), (true, false), (true, true)];
+        ranks.iter().flat_map(|rank| ranked.iter().filter(move |(of, _)| of == rank).map(|(_, hop)| *hop)).collect()
     }
 
     /// Reselects the hop that each tunnel to `peer` uses while it has no endpoint.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use nebula_cert::Version;
 
 use super::Node;
-use super::path_choice::{Choice, PathReason, Way};
+use super::path_choice::{PathReason, PathStatus};
 use super::tunnels::Live;
 use crate::counters::Direction;
 use crate::diagnosis::{Diagnosis, PeerClock};
@@ -48,7 +48,7 @@ pub struct TunnelStatus {
     pub version: Version,
     /// This node started the handshake.
     pub initiator: bool,
-    /// Paths to the peer that this node measures. Empty if there are not several, or if the peer measures them.
+    /// Paths to the peer, if this node measures paths and there are several.
     pub paths: Vec<PathStatus>,
     /// Why this node uses the path that it uses, if it measures.
     pub path_reason: Option<PathReason>,
@@ -56,22 +56,6 @@ pub struct TunnelStatus {
     pub primary: bool,
     /// Time the handshake took, for tunnels this node initiated.
     pub handshake: Option<Duration>,
-}
-
-/// One path to a peer, as this node measured it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct PathStatus {
-    /// Endpoint of the peer, if the path is direct.
-    pub endpoint: Option<SocketAddr>,
-    /// Otherwise the relay, by its first overlay address.
-    pub relay: Option<IpAddr>,
-    /// Median of the last round trips; `None` if the path never answered or does not any more.
-    pub round_trip: Option<Duration>,
-    /// Share of the last probes that were lost, in percent; `None` if there was none.
-    pub loss: Option<u32>,
-    /// This node sends by it.
-    pub in_use: bool,
 }
 
 /// A handshake that this node started.
@@ -209,44 +193,6 @@ pub struct TableSizes {
     pub translated: usize,
 }
 
-impl TunnelStatus {
-    fn new(live: &Live, forwarder: &Forwarder) -> Self {
-        let tunnel = &live.tunnel;
-        Self {
-            peer: tunnel.peer_addresses.clone(),
-            name: tunnel.peer.name().to_owned(),
-            endpoint: tunnel.endpoint(),
-            relay: forwarder.relay_of(tunnel),
-            path_mtu: live.path_mtu.known().filter(|_| tunnel.path_limit.state() != PathState::Unexamined),
-            local_index: tunnel.local_index,
-            remote_index: tunnel.remote_index,
-            message_counter: tunnel.session.next_counter(),
-            received_counter: tunnel.session.replay.highest(),
-            version: tunnel.peer.version(),
-            paths: live.choice.iter().flat_map(|choice| paths(choice, forwarder)).collect(),
-            path_reason: live.choice.as_ref().map(|choice| choice.reason()),
-            initiator: tunnel.initiator,
-            primary: forwarder.tunnels().is_primary(tunnel),
-            handshake: live.took,
-        }
-    }
-}
-
-/// The paths of a tunnel that were measured.
-fn paths<'a>(choice: &'a Choice, forwarder: &'a Forwarder) -> impl Iterator<Item = PathStatus> + 'a {
-    choice.ways().map(|measured| {
-        let (endpoint, relay) = match measured.way() {
-            Way::Direct(endpoint) => (Some(endpoint), None),
-            Way::Relayed(hop) => {
-                let relay = forwarder.tunnels().by_index(hop.tunnel);
-                (None, relay.and_then(|relay| relay.peer_addresses.first().copied()))
-            }
-        };
-        let in_use = measured.way() == choice.current();
-        PathStatus { endpoint, relay, round_trip: measured.round_trip(), loss: measured.loss(), in_use }
-    })
-}
-
 impl RelayStatus {
     /// `None` if the tunnel to the neighbour is gone.
     fn new(entry: &Entry, forwarder: &Forwarder) -> Option<Self> {
@@ -267,12 +213,36 @@ impl RelayStatus {
 }
 
 impl Node {
+    fn tunnel_status(&self, live: &Live) -> TunnelStatus {
+        let tunnel = &live.tunnel;
+        TunnelStatus {
+            peer: tunnel.peer_addresses.clone(),
+            name: tunnel.peer.name().to_owned(),
+            endpoint: tunnel.endpoint(),
+            relay: self.forwarder.relay_of(tunnel),
+            path_mtu: live.path_mtu.known().filter(|_| tunnel.path_limit.state() != PathState::Unexamined),
+            local_index: tunnel.local_index,
+            remote_index: tunnel.remote_index,
+            message_counter: tunnel.session.next_counter(),
+            received_counter: tunnel.session.replay.highest(),
+            version: tunnel.peer.version(),
+            paths: self.path_statuses(live),
+            path_reason: live.choice.as_ref().map(|choice| choice.reason()),
+            initiator: tunnel.initiator,
+            primary: self.forwarder.tunnels().is_primary(tunnel),
+            handshake: live.took,
+        }
+    }
+
     /// Live tunnels, ordered by peer address.
     #[must_use]
     pub fn tunnels(&self) -> Vec<TunnelStatus> {
-        let mut tunnels: Vec<_> = self.tunnels.iter().map(|live| TunnelStatus::new(live, &self.forwarder)).collect();
-        tunnels.sort_by(|a, b| (&a.peer, a.local_index).cmp(&(&b.peer, b.local_index)));
-        tunnels
+        let mut live: Vec<_> = self.tunnels.iter().collect();
+        live.sort_unstable_by(|a, b| {
+            let (a, b) = (&a.tunnel, &b.tunnel);
+            (&a.peer_addresses, a.local_index).cmp(&(&b.peer_addresses, b.local_index))
+        });
+        live.into_iter().map(|live| self.tunnel_status(live)).collect()
     }
 
     /// Handshakes that this node answered and whose callers have not proved yet that they hold the keys.
@@ -305,7 +275,7 @@ impl Node {
     /// Where `peer` is, as reported by each source: a lighthouse, the peer itself, or this node's configuration.
     #[must_use]
     pub fn sources(&self, peer: IpAddr) -> BTreeMap<IpAddr, KnownEndpoints> {
-        let mut sources = self.lighthouse.sources(peer);
+        let mut sources = self.lighthouse.sources(peer, &self.config.endpoint_rules(&[peer]));
         for (lighthouse, answer) in self.lighthouse.answers(peer) {
             sources.entry(lighthouse).or_insert(answer);
         }
@@ -350,12 +320,13 @@ impl Node {
 
     /// The lighthouses that this node has a tunnel to, with the highest counter received from each.
     pub(super) fn lighthouses_heard(&self) -> BTreeMap<IpAddr, u64> {
-        let hosts = self.config.lighthouse.hosts.iter();
-        let heard = hosts.filter_map(|lighthouse| {
-            let tunnel = self.forwarder.tunnels().by_address(*lighthouse)?;
-            Some((*lighthouse, tunnel.session.replay.highest()))
-        });
-        heard.collect()
+        let mut heard = BTreeMap::new();
+        for lighthouse in &self.config.lighthouse.hosts {
+            if let Some(tunnel) = self.forwarder.tunnels().by_address(*lighthouse) {
+                heard.insert(*lighthouse, tunnel.session.replay.highest());
+            }
+        }
+        heard
     }
 
     /// What went wrong recently.
@@ -441,7 +412,7 @@ impl Node {
             capture,
             back,
             route,
-            tunnel: live.map(|live| TunnelStatus::new(live, &self.forwarder)),
+            tunnel: live.map(|live| self.tunnel_status(live)),
             firewall,
             rule,
             outcome,

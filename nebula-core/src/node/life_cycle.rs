@@ -53,6 +53,8 @@ impl Node {
             }
         }
         self.note_kept(now, &tunnel);
+        self.note_offered(&tunnel);
+        self.note_relay_standing(now, &tunnel.peer_addresses);
         self.put_to_use(now, &tunnel, relay);
     }
 
@@ -168,6 +170,17 @@ impl Node {
         }
     }
 
+    /// Closes every direct tunnel of those that may only be relayed; see [`crate::config::Relay::force`].
+    pub(super) fn close_direct(&mut self, now: Instant) {
+        self.now = now;
+        let is_forbidden =
+            |tunnel: &Tunnel| tunnel.endpoint().is_some() && self.config.keeps_to_relays(&tunnel.peer_addresses);
+        let direct = self.tunnels.iter().filter(|live| is_forbidden(&live.tunnel));
+        for index in direct.map(|live| live.tunnel.local_index).collect::<Vec<_>>() {
+            self.close_tunnel(index, TunnelDownReason::ClosedHere);
+        }
+    }
+
     /// Handles a recv_error: the peer no longer knows the tunnel or relay. It is unauthenticated, so it is believed
     /// only if it comes from where the peer is.
     pub(super) fn handle_recv_error(&mut self, now: Instant, from: Origin, index: RemoteIndex) {
@@ -221,10 +234,11 @@ impl Node {
     /// Closes every tunnel with a CloseTunnel message; drain the transmits afterwards.
     pub fn close_all(&mut self, now: Instant) {
         self.now = now;
-        let mut indexes = self.tunnels.indexes();
+        let is_direct =
+            |index: &LocalIndex| self.tunnels.get(*index).is_some_and(|live| live.tunnel.endpoint().is_some());
+        let (direct, relayed): (Vec<_>, Vec<_>) = self.tunnels.indexes().into_iter().partition(is_direct);
         // Direct tunnels last: those to relays carry the CloseTunnel messages of relayed tunnels.
-        indexes.sort_by_key(|index| self.tunnels.get(*index).is_some_and(|live| live.tunnel.endpoint().is_some()));
-        for index in indexes {
+        for index in relayed.into_iter().chain(direct) {
             self.close_tunnel(index, TunnelDownReason::ClosedHere);
         }
     }
@@ -264,6 +278,8 @@ impl Node {
             self.renew_kept(&peer);
             peer.iter().for_each(|address| self.hops.disestablish(*address, &self.tunnels));
             self.server.forget(&peer);
+            self.forget_offered(&peer);
+            self.note_relay_standing(self.now, &peer);
             self.note_gateway_down(self.now, &peer, reason);
         }
         if gone && peer.iter().any(|address| self.config.is_lighthouse(*address)) {

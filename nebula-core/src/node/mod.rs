@@ -22,8 +22,11 @@ mod outbox;
 mod path_choice;
 mod path_mtu;
 mod paths;
+mod relay_choice;
+mod relayed;
 mod relaying;
 mod rendezvous;
+mod samples;
 mod timer;
 mod tunnels;
 mod warm;
@@ -42,10 +45,12 @@ pub use self::gateways::{GatewayState, GatewayStatus};
 use self::held::Held;
 use self::hops::Hops;
 pub use self::inspect::{
-    FlowTrace, Outcome, PathStatus, PendingStatus, RelayState, RelayStatus, TableSizes, TunnelStatus, Whereabouts,
+    FlowTrace, Outcome, PendingStatus, RelayState, RelayStatus, TableSizes, TunnelStatus, Whereabouts,
 };
 use self::outbox::Outbox;
-pub use self::path_choice::PathReason;
+pub use self::path_choice::{PathReason, PathStatus, PathVerdict};
+pub use self::relay_choice::{OfferedRelay, RelayReason, RelayTrouble};
+use self::relay_choice::{Offers, RelayChoice};
 use self::timer::{Due, Timer};
 #[cfg(feature = "simulator")]
 pub(crate) use self::tunnels::Established;
@@ -124,6 +129,10 @@ pub struct Node {
     held: Held,
     warm: Warm,
     gateways: Gateways,
+    /// `None` if this node chooses no relays.
+    relay_choice: Option<Box<RelayChoice>>,
+    /// What this node offers as a lighthouse.
+    offers: Offers,
     forwarder: Arc<Forwarder>,
 }
 
@@ -161,6 +170,8 @@ impl Node {
             held: Held::default(),
             warm: Warm::default(),
             gateways: Gateways::default(),
+            relay_choice: None,
+            offers: Offers::default(),
             forwarder: Arc::clone(&forwarder),
         };
         node.forwarder.set_directory(node.config.capture.clone());
@@ -169,6 +180,9 @@ impl Node {
             node.apply_kept(now);
         }
         node.apply_gateways(now);
+        if !node.config.relay.groups.is_empty() {
+            node.apply_relay_choice(now);
+        }
         (node, forwarder)
     }
 
@@ -332,12 +346,15 @@ impl Node {
 
     fn apply_relay_settings(&mut self, now: Instant) {
         self.hops.set_am_relay(self.config.relay.am_relay, &self.tunnels);
+        self.apply_relay_choice(now);
+        self.close_direct(now);
         if self.config.has_lighthouses() {
             self.timer.set(Due::LighthouseUpdate, now);
         }
     }
 
     fn apply_lighthouse_settings(&mut self, now: Instant) {
+        self.apply_relay_choice(now);
         if self.config.has_lighthouses() {
             self.timer.set(Due::LighthouseUpdate, now);
         } else {
@@ -373,17 +390,26 @@ impl Node {
             MessageType::Lighthouse => self.handle_lighthouse_message(now, &tunnel, body),
             MessageType::TestRequest => {
                 let probe = PathProbe::read(body);
-                if !probe.is_some_and(|probe| self.paths(now).answer_probe(&tunnel, from, probe)) {
+                if probe.is_some_and(|probe| self.paths(now).answer_probe(&tunnel, from, probe)) {
+                    self.note_gateway_by(&tunnel, from);
+                } else {
                     self.paths(now).answer_test(&tunnel, from, body);
                 }
             }
-            MessageType::TestReply => match PathReply::read(body) {
-                Some(reply) => self.paths(now).handle_measured(&tunnel, from, reply),
-                None => {
-                    self.paths(now).handle_test_reply(&tunnel, from);
-                    self.paths(now).handle_probe_reply(&tunnel, from, body);
+            MessageType::TestReply => {
+                self.tunnels.note_answer(index);
+                match PathReply::read(body) {
+                    reply if self.note_relay_answer(now, &tunnel, from, reply) => {}
+                    Some(reply) => {
+                        self.paths(now).handle_measured(&tunnel, from, reply);
+                        self.note_gateway_by(&tunnel, from);
+                    }
+                    None => {
+                        self.paths(now).handle_test_reply(&tunnel, from);
+                        self.paths(now).handle_probe_reply(&tunnel, from, body);
+                    }
                 }
-            },
+            }
             MessageType::CloseTunnel => self.remove_tunnel(index, TunnelDownReason::ClosedByPeer),
             MessageType::Control => self.handle_control(now, &tunnel, body),
             MessageType::Handshake | MessageType::Data | MessageType::Relay | MessageType::RecvError => {
@@ -403,6 +429,7 @@ impl Node {
             Due::LighthouseUpdate => self.update_lighthouses(now),
             Due::HolePunch => self.punch_due(now),
             Due::Warm => self.keep_warm(now),
+            Due::RelayChoice => self.choose_relays(now),
             Due::Gateways => self.look_at_gateways(now),
             Due::Held => self.held_due(now),
             Due::Housekeeping => self.housekeeping(now),

@@ -53,9 +53,12 @@ impl Node {
         if self.paths(now).try_better_endpoints(tunnel) {
             self.ask_lighthouses(now, peer);
         }
-        if tunnel.endpoint().is_none() && self.paths(now).try_direct(tunnel) {
-            // The lighthouse also tells the peer to punch.
-            self.ask_lighthouses(now, peer);
+        if tunnel.endpoint().is_none() {
+            if self.paths(now).try_direct(tunnel) {
+                // The lighthouse also tells the peer to punch.
+                self.ask_lighthouses(now, peer);
+            }
+            self.seek_second_relay(now, tunnel);
         }
     }
 }
@@ -135,10 +138,13 @@ impl Paths<'_> {
                 if let Some(hop) = self.hops.entries.get(hop).and_then(Entry::hop) {
                     tunnel.set_hop(Some(hop));
                 }
-                // The direct reply may come a little later; if there is none, the relay takes over.
-                if tunnel.endpoint().is_some() {
-                    self.timer.set_on_grid(Due::Tunnel(tunnel.local_index), self.now + DIRECT_REPLY_WITHIN);
-                }
+                // The direct reply may come a little later; if there is none, the relay takes over. A relay may end, which a
+                // peer that sends nothing of its own does not show: the next check does not wait as for a silent peer.
+                let wait = match tunnel.endpoint() {
+                    Some(_) => DIRECT_REPLY_WITHIN,
+                    None => self.config.timers.connection_alive_interval,
+                };
+                self.timer.set_on_grid(Due::Tunnel(tunnel.local_index), self.now + wait);
             }
             Origin::Direct(_) | Origin::Relayed { .. } => {}
         }
@@ -166,6 +172,7 @@ impl Paths<'_> {
                 // Earlier probes could not be answered.
                 live.liveness = Liveness::default();
                 live.announced = true;
+                live.relayed = None;
             }
             // This node may be in another network now.
             tunnel.path_limit.forget();
@@ -186,7 +193,11 @@ impl Paths<'_> {
         if tunnel.endpoint().is_some() || !self.config.may_be_at(&tunnel.peer_addresses, at) {
             return;
         }
-        if self.tunnels.get_mut(tunnel.local_index).is_some_and(|live| live.may_challenge(self.now)) {
+        let Some(live) = self.tunnels.get_mut(tunnel.local_index) else { return };
+        if live.may_challenge(self.now) {
+            if let Some(relayed) = &mut live.relayed {
+                relayed.hope();
+            }
             self.try_endpoint(tunnel, at);
         }
     }
@@ -216,14 +227,17 @@ impl Paths<'_> {
         }
     }
 
-    /// Tries every endpoint of the peer of a relayed tunnel. Returns whether to ask the lighthouses for more.
+    /// Tries every endpoint of the peer of a relayed tunnel, with backoff. Returns whether to ask the lighthouses for more.
     fn try_direct(&mut self, tunnel: &Tunnel) -> bool {
         let Some(&peer) = tunnel.peer_addresses.first() else { return false };
-        for endpoint in self.config.endpoints_of(peer, self.lighthouse) {
+        let endpoints = self.config.endpoints_of(peer, self.lighthouse);
+        let Some(live) = self.tunnels.get_mut(tunnel.local_index) else { return false };
+        let Some(asks) = live.relayed.get_or_insert_default().try_direct(self.now, &endpoints) else { return false };
+        let asks = asks && live.may_ask(self.now, self.config.timers.requery_wait);
+        for endpoint in endpoints {
             self.try_endpoint(tunnel, endpoint);
         }
-        let wait = self.config.timers.requery_wait;
-        self.tunnels.get_mut(tunnel.local_index).is_some_and(|live| live.may_ask(self.now, wait))
+        asks
     }
 
     /// Sends a test request that does not count as traffic in the traffic check, where it would keep an idle tunnel

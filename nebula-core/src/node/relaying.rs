@@ -1,5 +1,6 @@
 //! Relays: this node requests them and can be reached through them, or it is one and connects others.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,12 +45,18 @@ impl Node {
             if relay == peer || self.config.is_own_address(relay) {
                 continue;
             }
-            match self.forwarder.tunnels().by_address(relay) {
-                Some(tunnel) if tunnel.endpoint().is_some() => self.try_relay(now, &tunnel, peer),
-                _ => {
-                    self.start_handshake(now, relay, None);
-                    self.pending.push_relayed(relay, peer);
-                }
+            self.try_relay_at(now, relay, peer);
+        }
+    }
+
+    /// Like [`Node::try_relays`], for one relay, after a handshake with it if there is no tunnel.
+    fn try_relay_at(&mut self, now: Instant, relay: IpAddr, peer: IpAddr) {
+        self.config.relay.note_used(relay);
+        match self.forwarder.tunnels().by_address(relay) {
+            Some(tunnel) if tunnel.endpoint().is_some() => self.try_relay(now, &tunnel, peer),
+            _ => {
+                self.start_handshake(now, relay, None);
+                self.pending.push_relayed(relay, peer);
             }
         }
     }
@@ -64,6 +71,28 @@ impl Node {
             self.open_through(hop, peer);
         } else {
             self.relaying(now).request(key, relay.peer.version(), peer);
+        }
+    }
+
+    /// Requests a hop by each other relay of the peer of a relayed tunnel, if only one is usable: the second one carries on
+    /// when the first one ends.
+    pub(super) fn seek_second_relay(&mut self, now: Instant, tunnel: &Tunnel) {
+        if !self.config.relay.use_relays || self.config.relay.am_relay || tunnel.endpoint().is_some() {
+            return;
+        }
+        let relay_by = |hop: Hop| self.forwarder.tunnels().by_index(hop.tunnel)?.peer_addresses.first().copied();
+        let mut usable = BTreeSet::new();
+        usable.extend(self.hops.usable_to(tunnel).into_iter().filter_map(relay_by));
+        let Some(live) = self.tunnels.get_mut(tunnel.local_index) else { return };
+        if !live.relayed.get_or_insert_default().try_second(now, usable.len()) {
+            return;
+        }
+        let Some(&peer) = tunnel.peer_addresses.first() else { return };
+        for relay in self.lighthouse.relays(peer) {
+            let is_end = tunnel.peer_addresses.contains(&relay) || self.config.is_own_address(relay);
+            if !is_end && !usable.contains(&relay) {
+                self.try_relay_at(now, relay, peer);
+            }
         }
     }
 
@@ -83,6 +112,9 @@ impl Node {
             ControlKind::CreateRelayRequest => self.handle_relay_request(now, tunnel, message),
             ControlKind::CreateRelayResponse => {
                 let hop = self.relaying(now).handle_response(tunnel, message);
+                if let Some(hop) = hop {
+                    self.note_relay_serves(tunnel, hop);
+                }
                 hop.is_some_and(|hop| self.hop_ready(hop))
             }
             ControlKind::Other(_) => true,
@@ -165,7 +197,7 @@ pub(super) struct Relaying<'a> {
 
 impl Relaying<'_> {
     /// Requests a hop. `to` is the address by which the target was named.
-    fn request(&mut self, key: HopKey, form: Version, to: IpAddr) {
+    pub(super) fn request(&mut self, key: HopKey, form: Version, to: IpAddr) {
         if let Some(index) = self.entry(key, State::Requested, form) {
             self.send_request(index, to);
         }

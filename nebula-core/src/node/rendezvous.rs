@@ -8,6 +8,7 @@ use nebula_cert::Version;
 
 use super::Node;
 use super::outbox::Outbox;
+use super::relay_choice::{Offers, RelayChoice};
 use super::timer::{Due, Timer};
 use super::tunnels::Tunnels;
 use crate::counters::{Counter, Direction};
@@ -15,7 +16,7 @@ use crate::hole_punch::{Action, HolePunch, PUNCH};
 use crate::lighthouse::{self, KnownEndpoints, Screened, address_for};
 use crate::tunnel::Tunnel;
 use crate::wire::header::MessageType;
-use crate::wire::messages::{Meta, MetaKind};
+use crate::wire::messages::{MAX_RELAYS, Meta, MetaKind};
 use crate::{Config, DropReason, Forwarder};
 
 /// What needs a handshake, or leads to one.
@@ -88,6 +89,9 @@ impl Node {
             (MetaKind::HostPunchNotification, Some(asker)) if from_lighthouse => {
                 self.rendezvous(now).schedule_punches(tunnel, asker, message.endpoints);
             }
+            (MetaKind::HostUpdateNotificationAck, _) if from_lighthouse => {
+                self.relays_offered(now, tunnel, &message.relays);
+            }
             (MetaKind::HostUpdateNotificationAck | MetaKind::Other(_), _) => {}
             _ => self.outbox.count_drop(DropReason::BadMessage),
         }
@@ -109,13 +113,25 @@ impl Node {
         if let Some(pending) = self.pending.get_mut(subject) {
             pending.answered = true;
         }
-        let endpoints = self.rendezvous(now).screen(lighthouse, &[subject], reply.endpoints);
+        self.rendezvous(now).screen(lighthouse, &[subject], reply.endpoints.clone());
         let known = self.lighthouse.candidates(subject);
-        known.report(source, endpoints);
+        known.report(source, reply.endpoints);
         let new_relays = known.report_relays(source, reply.relays);
         self.retry_if_endpoints_changed(subject);
         if new_relays {
             self.try_relays(now, subject);
+            self.use_other_relays(now, subject);
+        }
+    }
+
+    /// A live tunnel may have lost a relay, and its peer has others now.
+    fn use_other_relays(&mut self, now: Instant, peer: IpAddr) {
+        let Some(tunnel) = self.forwarder.tunnels().by_address(peer).filter(|it| it.endpoint().is_none()) else {
+            return;
+        };
+        if let Some(relayed) = self.tunnels.get_mut(tunnel.local_index).and_then(|live| live.relayed.as_mut()) {
+            relayed.other_relays();
+            self.seek_second_relay(now, &tunnel);
         }
     }
 
@@ -155,6 +171,8 @@ impl Node {
             punches: &mut self.punches,
             timer: &mut self.timer,
             outbox: &mut self.outbox,
+            relay_choice: self.relay_choice.as_deref(),
+            offers: &self.offers,
             forwarder: &self.forwarder,
         }
     }
@@ -172,6 +190,8 @@ pub(super) struct Rendezvous<'a> {
     punches: &'a mut HolePunch,
     timer: &'a mut Timer,
     outbox: &'a mut Outbox,
+    relay_choice: Option<&'a RelayChoice>,
+    offers: &'a Offers,
     forwarder: &'a Forwarder,
 }
 
@@ -189,6 +209,9 @@ impl Rendezvous<'_> {
         let settings = &self.config.lighthouse;
         if !self.config.relay.am_relay {
             update.relays.clone_from(&self.config.relay.relays);
+            let chosen = self.relay_choice.map(RelayChoice::advertised).unwrap_or_default();
+            update.relays.extend(chosen.into_iter().filter(|relay| !self.config.relay.relays.contains(relay)));
+            update.relays.truncate(MAX_RELAYS);
         }
         update.endpoints = self.client.advertised(settings, self.config.listen_port, &self.config.endpoint_rules(&[]));
         self.send_meta(lighthouse, &update);
@@ -206,6 +229,9 @@ impl Rendezvous<'_> {
 
     /// A lighthouse announced that `asker` is about to call from these endpoints.
     fn schedule_punches(&mut self, lighthouse: &Tunnel, asker: IpAddr, endpoints: Vec<SocketAddr>) {
+        if self.config.keeps_to_relays(&[asker]) {
+            return;
+        }
         let endpoints = self.screen(lighthouse, &[asker], endpoints);
         let punchy = &self.config.punchy;
         if !endpoints.is_empty() {
@@ -253,10 +279,24 @@ impl Rendezvous<'_> {
         let report = KnownEndpoints { reported: endpoints, relays: update.relays, ..KnownEndpoints::default() };
         self.server.store(host, &report);
         let subject = host.first().copied().filter(|_| update.version == Version::V1);
-        self.send_meta(tunnel, &Meta::new(MetaKind::HostUpdateNotificationAck, update.version, subject));
+        let mut ack = Meta::new(MetaKind::HostUpdateNotificationAck, update.version, subject);
+        ack.relays = self.offer(tunnel);
+        self.send_meta(tunnel, &ack);
         for &address in host {
             self.tell_askers(address);
         }
+    }
+
+    /// As a lighthouse: the relays to offer to a host.
+    fn offer(&self, host: &Tunnel) -> Vec<IpAddr> {
+        if self.config.relay.groups.is_empty() {
+            return Vec::new();
+        }
+        let is_there = |relay| {
+            let tunnel = || self.forwarder.tunnels().by_address(relay);
+            self.config.is_own_address(relay) || tunnel().is_some_and(|tunnel| tunnel.endpoint().is_some())
+        };
+        self.offers.for_host((&host.peer_addresses, host.peer.networks()), is_there)
     }
 
     /// As a lighthouse: `subject` registered, so the peers that wait for it are told.
@@ -278,6 +318,8 @@ impl Rendezvous<'_> {
             return None;
         }
         let mut known = reported.unwrap_or_default();
+        // Readers cut the list, so nothing is named twice.
+        known.reported.retain(|at| Some(*at) != learnt);
         known.reported.splice(0..0, learnt);
         Some(known)
     }

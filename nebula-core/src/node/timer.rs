@@ -23,6 +23,8 @@ pub(super) enum Due {
     Warm,
     /// Look at the gateways of subnet routes.
     Gateways,
+    /// Look at the relays that lighthouses offer.
+    RelayChoice,
     /// Tell the lighthouses where this node is.
     LighthouseUpdate,
     /// The next scheduled hole punch.
@@ -54,6 +56,13 @@ impl Timer {
             self.order.remove(&(old, due));
         }
         self.order.insert((at, due));
+    }
+
+    /// Like [`Timer::set`], but never later than before.
+    pub(super) fn set_sooner(&mut self, due: Due, at: Instant) {
+        if self.at.get(&due).is_none_or(|before| at < *before) {
+            self.set(due, at);
+        }
     }
 
     /// Like [`Timer::set`], but rounded up to a common grid, so that many tunnels share one wake-up.

@@ -11,6 +11,7 @@ use nebula_cert::{Fingerprint, UnixTime, Version};
 use super::incarnations::Incarnations;
 use super::path_choice::Choice;
 use super::path_mtu::Search;
+use super::relayed::Relayed;
 use crate::config::Timers;
 use crate::index::{LocalIndex, RemoteIndex};
 use crate::relay::RateLimit;
@@ -51,8 +52,14 @@ pub(super) struct Live {
     pub(super) incarnations: Incarnations,
     /// How large a packet the path to the peer carries.
     pub(super) path_mtu: Search,
+    /// Answers to tests since the last traffic check.
+    pub(super) answers: u64,
+    /// Highest counter received at the last traffic check.
+    pub(super) heard_to: u64,
     /// Which path is best, if there are several and the tunnel is in use.
     pub(super) choice: Option<Box<Choice>>,
+    /// What was tried while it was relayed and in use.
+    pub(super) relayed: Option<Box<Relayed>>,
     /// Packets that open connections, and wait until that is known.
     pub(super) openings: Vec<PacketOwned>,
 }
@@ -78,7 +85,10 @@ impl Live {
             incarnations: Incarnations::default(),
             // What this node waited for after it answered.
             path_mtu: Search::new(now, took.unwrap_or_else(|| now.saturating_duration_since(since))),
+            answers: 0,
+            heard_to: 0,
             choice: None,
+            relayed: None,
             openings: Vec::new(),
         }
     }
@@ -102,6 +112,10 @@ impl Live {
         primary: bool,
     ) -> Decision {
         let tunnel = &self.tunnel;
+        // An answer to a test shows that the peer is alive, but not that it sends packets by this tunnel.
+        let highest = tunnel.session.replay.highest();
+        let peer_uses_it = highest.saturating_sub(self.heard_to) > self.answers;
+        (self.heard_to, self.answers) = (highest, 0);
         let own = config.identity.networks().first().map(ipnet::IpNet::addr);
         let certificate = config.identity.certificate(tunnel.own_version);
         let certificate_in_use = certificate.is_none_or(|current| current.fingerprint() == self.own_certificate);
@@ -113,7 +127,8 @@ impl Live {
             inactive: config.timers.inactivity_timeout.is_some_and(|limit| now >= self.used + limit),
             exhausted: tunnel.session.is_exhausted(),
             outdated: self.is_outdated(config),
-            may_become_primary: own <= tunnel.peer_addresses.first().copied()
+            may_become_primary: peer_uses_it
+                && own <= tunnel.peer_addresses.first().copied()
                 && !tunnel.session.is_worn()
                 && certificate_in_use,
         };
@@ -128,6 +143,7 @@ impl Live {
             return false;
         }
         self.left = old.map(|place| (place, now));
+        self.relayed = None;
         self.tunnel.set_endpoint(Some(endpoint));
         true
     }
@@ -267,6 +283,13 @@ impl Tunnels {
 
     pub(super) fn get_mut(&mut self, index: LocalIndex) -> Option<&mut Live> {
         self.live.get_mut(&index)
+    }
+
+    /// The peer answered a test in this tunnel.
+    pub(super) fn note_answer(&mut self, index: LocalIndex) {
+        if let Some(live) = self.live.get_mut(&index) {
+            live.answers += 1;
+        }
     }
 
     /// Number of entries in the lookup tables: by peer, by remote index and by message 1.

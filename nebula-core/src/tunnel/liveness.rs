@@ -25,7 +25,7 @@ pub(crate) struct Facts {
     pub(crate) exhausted: bool,
     /// The own certificate, its version or the counters call for a new handshake.
     pub(crate) outdated: bool,
-    /// This node is the side that changes its primary tunnel, and this tunnel qualifies.
+    /// This node is the side that changes its primary tunnel, and this tunnel qualifies: the peer uses it.
     pub(crate) may_become_primary: bool,
 }
 

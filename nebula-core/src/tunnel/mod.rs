@@ -162,9 +162,12 @@ impl Tunnel {
 
     /// Records authenticated traffic from the peer through a relay.
     pub(crate) fn mark_relayed(&self) {
-        if !self.relayed.load(Ordering::Relaxed) {
-            self.relayed.store(true, Ordering::Relaxed);
-        }
+        self.relayed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether there was such traffic since the last call of [`Tunnel::take_traffic`].
+    pub(crate) fn was_relayed(&self) -> bool {
+        self.relayed.load(Ordering::Relaxed)
     }
 
     /// Records traffic to the peer.

@@ -10,9 +10,21 @@ use nebula_cert::Version;
 pub use nebula_cert::protobuf::Malformed;
 use nebula_cert::protobuf::{Fields, Value, Writer, read_varint};
 
-/// Maximum number of endpoints per address family, and of relays, that are accepted per message. Further ones are
-/// skipped, as Go Nebula does.
-pub const MAX_ADDRESSES: usize = 10;
+/// Maximum number of relays that are accepted per message. Further ones are skipped, as Go Nebula does.
+pub const MAX_RELAYS: usize = 10;
+
+/// Maximum number of endpoints that are accepted per message and named in an update; [`fair_cut`] shares them among the families.
+/// Go Nebula reads ten of each family, and its lighthouses name eleven of each at most. The largest reply has one more, the endpoint
+/// of the tunnel; with IPv6 everywhere and ten relays it makes a datagram of 1081 bytes through a relay, and the smallest IPv6 path
+/// carries 1280.
+pub const MAX_ENDPOINTS: usize = 24;
+
+/// How many endpoints of each family stay in a list that has so many of them: none takes the other's half of the room.
+#[must_use]
+pub fn fair_cut(ipv4: usize, ipv6: usize) -> (usize, usize) {
+    let ipv4 = ipv4.min(MAX_ENDPOINTS - ipv6.min(MAX_ENDPOINTS / 2));
+    (ipv4, ipv6.min(MAX_ENDPOINTS - ipv4))
+}
 
 /// What both handshake messages carry inside Noise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -138,7 +150,7 @@ impl Meta {
         Self { kind, version, subject, endpoints: Vec::new(), relays: Vec::new() }
     }
 
-    /// Reads a message; lists longer than [`MAX_ADDRESSES`] are truncated.
+    /// Reads a message; longer lists than [`MAX_ENDPOINTS`] and [`MAX_RELAYS`] are truncated.
     ///
     /// # Errors
     /// Returns an error if the message is not protobuf, a known field has another type, or the details are missing.
@@ -153,11 +165,13 @@ impl Meta {
         }
         let details = details.ok_or(Malformed("lighthouse message without details"))?;
         let old_subject = details.old_subject.map(IpAddr::V4);
-        let mut endpoints = details.v4_endpoints;
-        endpoints.extend(details.v6_endpoints);
+        let (mut endpoints, v6_endpoints) = (details.v4_endpoints, details.v6_endpoints);
+        let (ipv4, ipv6) = fair_cut(endpoints.len(), v6_endpoints.len());
+        endpoints.truncate(ipv4);
+        endpoints.extend(v6_endpoints.into_iter().take(ipv6));
         let mut relays = details.old_relays;
         relays.extend(details.relays);
-        relays.truncate(MAX_ADDRESSES);
+        relays.truncate(MAX_RELAYS);
         Ok(Self {
             kind: MetaKind::from_number(kind),
             version: if old_subject.is_some() { Version::V1 } else { Version::V2 },
@@ -240,18 +254,18 @@ impl MetaDetails {
         for field in Fields::new(details) {
             match field? {
                 (1, value) => self.old_subject = nonzero_v4(value.u32()?),
-                (2, value) => push_bounded(&mut self.v4_endpoints, parse_v4_endpoint(value.bytes()?)?),
+                (2, value) => push_bounded(&mut self.v4_endpoints, parse_v4_endpoint(value.bytes()?)?, MAX_ENDPOINTS),
                 (3, value) => drop(value.u32()?),
-                (4, value) => push_bounded(&mut self.v6_endpoints, parse_v6_endpoint(value.bytes()?)?),
+                (4, value) => push_bounded(&mut self.v6_endpoints, parse_v6_endpoint(value.bytes()?)?, MAX_ENDPOINTS),
                 (5, Value::Bytes(mut packed)) => {
                     while !packed.is_empty() {
                         let relay = Value::Varint(read_varint(&mut packed)?).u32()?;
-                        push_bounded(&mut self.old_relays, Ipv4Addr::from_bits(relay).into());
+                        push_bounded(&mut self.old_relays, Ipv4Addr::from_bits(relay).into(), MAX_RELAYS);
                     }
                 }
-                (5, value) => push_bounded(&mut self.old_relays, Ipv4Addr::from_bits(value.u32()?).into()),
+                (5, value) => push_bounded(&mut self.old_relays, Ipv4Addr::from_bits(value.u32()?).into(), MAX_RELAYS),
                 (6, value) => self.subject = Some(parse_address(value.bytes()?)?),
-                (7, value) => push_bounded(&mut self.relays, parse_address(value.bytes()?)?),
+                (7, value) => push_bounded(&mut self.relays, parse_address(value.bytes()?)?, MAX_RELAYS),
                 _ => {}
             }
         }
@@ -355,8 +369,8 @@ impl Control {
     }
 }
 
-fn push_bounded<T>(list: &mut Vec<T>, item: T) {
-    if list.len() < MAX_ADDRESSES {
+fn push_bounded<T>(list: &mut Vec<T>, item: T, most: usize) {
+    if list.len() < most {
         list.push(item);
     }
 }

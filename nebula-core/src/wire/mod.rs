@@ -5,4 +5,4 @@ pub(crate) mod icmp;
 pub mod ip;
 pub mod messages;
 pub(crate) mod offload;
-pub(crate) mod path_probe;
+pub mod path_probe;

@@ -8,25 +8,25 @@ use super::header::MessageType;
 
 /// A test request that measures a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct PathProbe {
+pub struct PathProbe {
     /// Tells probes of one tunnel apart.
-    pub(crate) number: u32,
+    pub number: u32,
     /// The sender uses this path, so the receiver follows it there. All others leave the tunnel where it is.
-    pub(crate) in_use: bool,
+    pub in_use: bool,
 }
 
 /// The reply to a [`PathProbe`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct PathReply {
+pub struct PathReply {
     /// Number of the probe.
-    pub(crate) number: u32,
+    pub number: u32,
     /// Who answered.
-    pub(crate) by: Answerer,
+    pub by: Answerer,
 }
 
 /// A peer, by how it answers a [`PathProbe`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Answerer {
+pub enum Answerer {
     /// It lets the other side measure the direct paths between the two, and choose.
     Follows,
     /// It does that itself.
@@ -37,17 +37,20 @@ pub(crate) enum Answerer {
 
 impl PathProbe {
     /// The body of the request.
-    pub(crate) fn request(self) -> [u8; LEN] {
+    #[must_use]
+    pub fn request(self) -> [u8; LEN] {
         body(REQUEST, u8::from(self.in_use), self.number)
     }
 
     /// The body of the reply. `leads`: see [`Answerer::Leads`].
-    pub(crate) fn reply(self, leads: bool) -> [u8; LEN] {
+    #[must_use]
+    pub fn reply(self, leads: bool) -> [u8; LEN] {
         body(REPLY, u8::from(leads), self.number)
     }
 
     /// Reads the body of a request; `None` if it is something else.
-    pub(crate) fn read(body: &[u8]) -> Option<Self> {
+    #[must_use]
+    pub fn read(body: &[u8]) -> Option<Self> {
         let (flag, number) = parts(body.strip_prefix(REQUEST)?)?;
         Some(Self { number, in_use: flag })
     }
@@ -55,7 +58,8 @@ impl PathProbe {
 
 impl PathReply {
     /// Reads the body of a reply; `None` if it answers something else.
-    pub(crate) fn read(body: &[u8]) -> Option<Self> {
+    #[must_use]
+    pub fn read(body: &[u8]) -> Option<Self> {
         if let Some(PathProbe { number, .. }) = PathProbe::read(body) {
             return Some(Self { number, by: Answerer::Echoes });
         }
@@ -65,7 +69,8 @@ impl PathReply {
 }
 
 /// Whether this message only measures a path, and does not say that its sender is at its source now.
-pub(crate) fn only_measures(kind: MessageType, body: &[u8]) -> bool {
+#[must_use]
+pub fn only_measures(kind: MessageType, body: &[u8]) -> bool {
     match kind {
         MessageType::TestRequest => PathProbe::read(body).is_some_and(|probe| !probe.in_use),
         MessageType::TestReply => PathReply::read(body).is_some_and(|reply| reply.by != Answerer::Echoes),

@@ -2,13 +2,13 @@
 
 use crate::packets;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
 use std::time::Duration;
 
 use nebula_core::config::{Gateway, SubnetRoute};
 use nebula_core::firewall::{Cidr, Rule};
-use nebula_core::simulator::{HostId, HostSpec, SimNet};
+use nebula_core::simulator::{HostId, HostSpec, Link, SimNet};
 use nebula_core::{Event, GatewayState};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -18,6 +18,10 @@ const MACHINES: [&str; 2] = ["192.168.7.9", "fd07::9"];
 
 fn at(text: &str) -> IpAddr {
     text.parse().expect("an address")
+}
+
+fn endpoint(text: &str) -> SocketAddr {
+    text.parse().expect("an endpoint")
 }
 
 /// A client and its gateways. What the gateways receive is answered.
@@ -40,6 +44,11 @@ impl Site {
     }
 
     fn unconnected(seed: u64, gateways: &[(u32, u32)], is_v6: bool) -> Self {
+        Self::with(seed, gateways, is_v6, |_, spec| spec)
+    }
+
+    /// `change` gets the number of each gateway, and 0 for the client.
+    fn with(seed: u64, gateways: &[(u32, u32)], is_v6: bool, change: impl Fn(usize, HostSpec) -> HostSpec) -> Self {
         let mut net = SimNet::new(seed);
         let (network, machine) = (NETWORKS[usize::from(is_v6)], MACHINES[usize::from(is_v6)]);
         let added = (1..=gateways.len()).map(|number| {
@@ -47,10 +56,11 @@ impl Site {
             let spec = HostSpec::new(&format!("g{number}")).unsafe_networks(&[network]);
             let v6 = [format!("fd42::{number}/64")];
             let spec = if is_v6 { spec.networks(&[&v6[0]]) } else { spec };
-            net.add(spec.config(move |config| {
+            let spec = spec.config(move |config| {
                 config.firewall.inbound = vec![open.clone()];
                 config.firewall.outbound = vec![open];
-            }))
+            });
+            net.add(change(number, spec))
         });
         let added: Vec<_> = added.collect();
         let via = added.iter().zip(gateways).map(|(host, (weight, priority))| {
@@ -61,7 +71,7 @@ impl Site {
         let route = SubnetRoute::new(network.parse().expect("a network"), via.collect());
         let spec = HostSpec::new("client").config(move |config| config.subnets = vec![route]);
         let spec = if is_v6 { spec.networks(&["fd42::99/64"]) } else { spec };
-        let client = net.add(added.iter().fold(spec, |spec, host| spec.knows(*host)));
+        let client = net.add(change(0, added.iter().fold(spec, |spec, host| spec.knows(*host))));
         Self { net, client, gateways: added, machine: at(machine) }
     }
 
@@ -148,6 +158,50 @@ fn a_flow_that_begins_while_all_was_quiet_moves_within_two_seconds_too() {
     site.net.run_for(3 * SECOND);
     let (first, _) = site.exchange_for(3 * SECOND, port);
     assert!(first.is_some_and(|first| first < 2 * SECOND), "{first:?}\n{}", site.net.diagram());
+}
+
+#[test]
+fn flows_do_not_wait_for_the_other_path_of_a_gateway_whose_path_in_use_dies() {
+    let second = |number: usize| format!("203.0.113.{}:4242", number + 100);
+    let mut site = Site::with(4, &[(1, 0), (1, 0)], false, |number, spec| {
+        spec.also_at(&[&second(number)]).config(|config| config.measure_paths = true)
+    });
+    let gateway = site.gateways[0];
+    let path = |site: &Site| {
+        let used = site.net.endpoint_of(site.client, gateway).expect("a direct tunnel");
+        let own =
+            if used == site.net.underlay(gateway) { site.net.underlay(site.client) } else { endpoint(&second(0)) };
+        (own, used)
+    };
+    let slow = Link { latency: Duration::from_millis(30), ..Link::default() };
+    site.net.set_path(endpoint(&second(0)), endpoint(&second(1)), slow);
+    let port = site.flow_of_first();
+    site.net.introduce(site.client, gateway);
+    // As if there were some hundred packets a second, so that the paths are probed often.
+    let busy = |site: &mut Site, time: Duration| {
+        let (start, mut first, mut by) = (site.net.elapsed(), None, Vec::new());
+        while site.net.elapsed() < start + time {
+            for (from, to) in [(site.client, gateway), (gateway, site.client)] {
+                site.net.spend_counters(from, to, 100);
+            }
+            if let Some(number) = site.exchange(port) {
+                first = first.or_else(|| Some(site.net.elapsed() - start));
+                by.push(number);
+            }
+        }
+        by.dedup();
+        (first, by)
+    };
+    assert_eq!(busy(&mut site, 20 * SECOND).1, [0]);
+    let (own, used) = path(&site);
+    assert_eq!(used, site.net.underlay(gateway), "{}", site.net.diagram());
+    site.net.set_path(own, used, Link { loss: 100, ..Link::default() });
+    let (first, by) = busy(&mut site, 2 * SECOND);
+    assert!(first.is_some_and(|first| first < 3 * SECOND / 2), "{first:?}\n{}", site.net.diagram());
+    assert_eq!(by, [1], "{}", site.net.diagram());
+    // The tunnel moves to the other path, so the gateway takes flows again.
+    site.exchange_for(30 * SECOND, port);
+    assert_eq!((path(&site).1, site.state(0)), (endpoint(&second(1)), GatewayState::Healthy), "{}", site.net.diagram());
 }
 
 #[test]

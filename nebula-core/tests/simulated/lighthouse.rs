@@ -258,3 +258,51 @@ fn one_dead_lighthouse_of_two_does_not_matter() {
     net.run_for(Duration::from_secs(60));
     assert!(net.ping(b, a).is_answered_within(Duration::from_millis(100)), "{}", net.diagram());
 }
+
+/// A host with many addresses of both families besides its own, of which only that one is reachable.
+fn many(name: &str, number: u8, count: usize) -> HostSpec {
+    let others = |n: usize| match n % 2 {
+        0 => format!("192.0.{n}.{number}:4242"),
+        _ => format!("[2001:db8:{n}::{number}]:4242"),
+    };
+    let others: Vec<_> = (100..100 + count).map(others).collect();
+    HostSpec::new(name).also_at(&others.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+#[test]
+fn more_than_ten_addresses_of_a_family_are_told_and_tried_few_at_a_time() {
+    let (mut net, lighthouse) = with_lighthouse(30);
+    let b = net.add(many("b", 7, 40).lighthouse(lighthouse));
+    let a = net.add(HostSpec::new("a").lighthouse(lighthouse));
+    net.run_for(Duration::from_secs(1));
+    let at_b = net.overlay(b);
+    net.control(a, |node, now| node.inquire(now, at_b));
+    net.run_for(Duration::from_secs(1));
+    let known = net.control(a, |node, _| node.whereabouts(at_b)).answers;
+    let told = &known[&net.overlay(lighthouse)].reported;
+    net.kill(b);
+    let before = net.flow().count();
+    assert!(!net.ping(a, b).is_answered_within(Duration::from_secs(20)));
+    assert_eq!(told.len(), 24, "{told:?}");
+    assert_eq!(told.iter().filter(|at| at.is_ipv4()).count(), 12);
+    assert_eq!(told[0], net.underlay(b), "where its tunnel is");
+    // Every endpoint is tried, and no attempt goes to all.
+    let calls: Vec<_> = net.flow().skip(before).filter(|step| step.sender == "a" && told.contains(&step.to)).collect();
+    let mut sent: BTreeMap<Duration, usize> = BTreeMap::new();
+    calls.iter().for_each(|step| *sent.entry(step.at).or_default() += 1);
+    assert!(sent.values().all(|count| *count <= 16), "{sent:?}");
+    let tried: std::collections::BTreeSet<_> = calls.iter().map(|step| step.to).collect();
+    assert_eq!(tried.len(), 24);
+    let first: Vec<_> = sent.keys().take(2).collect();
+    let within = calls.iter().filter(|step| step.at <= *first[1]).map(|step| step.to);
+    assert_eq!(within.collect::<std::collections::BTreeSet<_>>().len(), 24, "in two attempts");
+}
+
+#[test]
+fn hosts_with_few_and_with_many_addresses_find_each_other() {
+    let (mut net, lighthouse) = with_lighthouse(31);
+    let [a, b] = [(8, 23), (9, 30)].map(|(number, count)| net.add(many("x", number, count).lighthouse(lighthouse)));
+    net.run_for(Duration::from_secs(1));
+    net.ping(a, b).until_delivered();
+    net.ping(b, a).until_delivered();
+}

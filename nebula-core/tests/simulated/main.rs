@@ -20,6 +20,7 @@ mod flow_identity;
 mod forged_first_messages;
 mod fragments;
 mod gateways;
+mod group_relays;
 mod handshake_flood;
 mod handshake_race;
 mod handshake_retries;

@@ -4,9 +4,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use nebula_core::config::{AllowList, RemoteAllowList};
 use nebula_core::internals::header::{Header, MessageType};
 use nebula_core::simulator::{HostId, HostSpec, Link, SimNet, Step};
-use nebula_core::{Config, Event, PathReason};
+use nebula_core::{Config, Event, PathReason, PathVerdict, TunnelStatus};
 use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
 
@@ -16,8 +17,8 @@ const SECOND: Duration = Duration::from_secs(1);
 fn endpoint(host: u8, n: u8) -> String {
     match n {
         0 => format!("198.51.100.{host}:4242"),
-        // One of the networks is IPv6.
-        1 => format!("[2001:db8:1::{host}]:4242"),
+        // Every other network is IPv6.
+        n if n % 2 == 1 => format!("[2001:db8:{n}::{host}]:4242"),
         n => format!("192.0.{n}.{host}:4242"),
     }
 }
@@ -119,7 +120,12 @@ impl Homed {
 /// Test requests and replies so far, which measure paths; and a few that ask whether the peer lives.
 fn probes(homed: &Homed) -> u64 {
     let of = |host| homed.net.counter(host, "test_requests_out") + homed.net.counter(host, "test_replies_out");
-    of(homed.a) + of(homed.b)
+    of(homed.a) + of(homed.b) - 2 * mtu_probes(homed)
+}
+
+/// Test requests that examine how much a path carries; each is answered.
+fn mtu_probes(homed: &Homed) -> u64 {
+    [homed.a, homed.b].map(|host| homed.net.counter(host, "path_probes_out")).iter().sum()
 }
 
 fn is_probe(step: &Step) -> bool {
@@ -179,6 +185,21 @@ fn a_path_that_dies_is_left_within_six_seconds_without_a_handshake() {
     homed.set(0, link(10));
     homed.talk(10 * SECOND, 100);
     assert_eq!(homed.used(), [Some(0); 2], "it is used again when it is back");
+}
+
+#[test]
+fn a_path_that_dies_under_little_traffic_is_left_as_soon_as_without_measurement() {
+    for measures in [true, false] {
+        let set = move |config: &mut Config| config.measure_paths = measures;
+        let mut homed = Homed::with(19, &[10, 50, 60], set, set);
+        homed.talk(60 * SECOND, 1);
+        homed.set(0, lossy(10, 100));
+        let before = homed.received();
+        homed.talk(40 * SECOND, 1);
+        homed.net.run_for(SECOND);
+        let lost = [0, 1].map(|n| 40 - (homed.received()[n] - before[n]));
+        assert!(lost.iter().all(|lost| *lost <= 8), "{lost:?} lost\n{}", homed.net.diagram());
+    }
 }
 
 #[test]
@@ -269,6 +290,85 @@ fn the_operator_sees_every_path_and_the_reason_for_the_choice() {
     assert_eq!((fast.loss, slow.loss), (Some(0), Some(0)));
 }
 
+/// Two hosts that find each other through a lighthouse. `b` has 24 addresses in networks of both families, of which only some work.
+fn many_addresses(seed: u64, working: &[(usize, u64)]) -> Homed {
+    let latencies: Vec<_> = (0..24).map(|n| working.iter().find(|(at, _)| *at == n).map_or(1, |(_, it)| *it)).collect();
+    let mut homed = Homed::new(seed, &latencies);
+    for n in (0..24).filter(|n| working.iter().all(|(at, _)| at != n)) {
+        homed.set(n, lossy(1, 100));
+    }
+    homed
+}
+
+#[test]
+fn of_24_addresses_the_best_that_works_is_used_and_changed_without_loss() {
+    let mut homed = many_addresses(16, &[(5, 60), (12, 20), (19, 40), (22, 90)]);
+    homed.net.ping(homed.a, homed.b).until_delivered();
+    homed.talk(30 * SECOND, 200);
+    assert_eq!(homed.used(), [Some(12); 2], "{}", homed.net.diagram());
+    homed.set(19, link(5));
+    homed.talk(90 * SECOND, 200);
+    homed.net.run_for(SECOND);
+    assert_eq!(homed.used(), [Some(19); 2], "{}", homed.net.diagram());
+    assert_eq!(homed.received(), [24_000; 2]);
+    assert_eq!(homed.net.tunnels_to(homed.a, homed.b).len(), 1);
+    assert!(homed.moves(homed.a).max(homed.moves(homed.b)) <= 3);
+    homed.set(19, lossy(1, 100));
+    homed.talk(7 * SECOND, 200);
+    assert_eq!(homed.used(), [Some(12); 2], "{}", homed.net.diagram());
+}
+
+#[test]
+fn each_path_that_is_not_used_has_a_reason() {
+    let mut homed = Homed::with(
+        17,
+        &[10, 40, 60, 20, 1, 1],
+        |config| config.preferred_ranges = vec!["192.0.0.0/16".parse().unwrap(), "2001:db8:1::/64".parse().unwrap()],
+        |config| config.preferred_ranges = vec!["192.0.0.0/16".parse().unwrap(), "2001:db8:1::/64".parse().unwrap()],
+    );
+    homed.set(4, lossy(1, 100));
+    homed.set(3, lossy(20, 70));
+    homed.net.ping(homed.a, homed.b).until_delivered();
+    let denied = AllowList::new([("2001:db8:5::/64".parse().unwrap(), false)]).unwrap();
+    for host in [homed.a, homed.b] {
+        let denied = RemoteAllowList::new(denied.clone(), []);
+        homed.net.control(host, |node, now| node.reconfigure(now, |config| config.lighthouse.remote_allow = denied));
+    }
+    homed.talk(40 * SECOND, 200);
+    let status = [(homed.a, homed.b), (homed.b, homed.a)].map(|(from, to)| homed.net.tunnels_to(from, to).remove(0));
+    let leads = |status: &TunnelStatus| status.paths.iter().all(|path| path.verdict != PathVerdict::LeftToPeer);
+    let [mut leader, follower] = status;
+    if !leads(&leader) {
+        leader = follower;
+    }
+    let verdict = |n: u8| {
+        let of = |host| leader.paths.iter().find(|path| path.endpoint == Some(endpoint(host, n).parse().unwrap()));
+        of(1).or_else(|| of(2)).map(|path| path.verdict)
+    };
+    assert_eq!(verdict(1), Some(PathVerdict::InUse), "{:#?}", leader.paths);
+    assert_eq!(verdict(2), Some(PathVerdict::Slower(Duration::from_millis(40))));
+    assert_eq!(verdict(0), Some(PathVerdict::NotPreferred));
+    assert_eq!(verdict(4), Some(PathVerdict::Silent));
+    assert!(matches!(verdict(3), Some(PathVerdict::NotPreferred | PathVerdict::Silent | PathVerdict::Unmeasured)));
+    assert_eq!(verdict(5), Some(PathVerdict::Excluded));
+    assert_eq!(leader.paths.iter().filter(|path| path.in_use).count(), 1);
+}
+
+#[test]
+fn an_idle_tunnel_with_24_paths_wakes_nobody() {
+    let quiet = |measure: bool| {
+        let off = move |config: &mut Config| config.measure_paths = measure;
+        let mut homed = Homed::with(18, &[20; 24], off, off);
+        homed.net.ping(homed.a, homed.b).until_delivered();
+        homed.talk(10 * SECOND, 100);
+        homed.net.run_for(30 * SECOND);
+        let before = homed.net.flow().count();
+        homed.net.run_for(300 * SECOND);
+        homed.net.flow().count() - before
+    };
+    assert_eq!(quiet(true), quiet(false));
+}
+
 /// What a path does at a time of a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Health {
@@ -284,12 +384,19 @@ fn history(seed: u64) -> Result<(), String> {
     rng.set_stream(3);
     let mut draw = |most: u64| rng.next_u64() % most;
     let mut health: Vec<_> = (0..2 + draw(3)).map(|_| Health::Good(5 + draw(100))).collect();
-    let latencies: Vec<_> = health.iter().map(|it| if let Health::Good(latency) = it { *latency } else { 0 }).collect();
-    let mut homed = Homed::new(seed, &latencies);
+    // One host in four has many addresses, most of which the other one cannot reach.
+    let unreachable = if draw(4) == 0 { 10 + draw(12) as usize } else { 0 };
+    let mut latencies: Vec<_> =
+        health.iter().map(|it| if let Health::Good(latency) = it { *latency } else { 0 }).collect();
+    latencies.extend(std::iter::repeat_n(1, unreachable));
+    // Every other history also examines how much its paths carry, as hosts do.
+    let examine = move |config: &mut Config| config.path_mtu = seed.is_multiple_of(2).then_some(1300);
+    let mut homed = Homed::with(seed, &latencies, examine, examine);
+    (health.len()..latencies.len()).for_each(|n| homed.set(n, lossy(1, 100)));
     homed.net.ping(homed.a, homed.b).until_delivered();
     homed.busy(10);
     let events = 1 + draw(6);
-    let mut log = vec![format!("{health:?}")];
+    let mut log = vec![format!("{health:?}, and {unreachable} that never answer")];
     // What was ever unreliable has to prove itself first.
     let mut reliable = vec![true; health.len()];
     for _ in 0..events {
@@ -314,7 +421,8 @@ fn history(seed: u64) -> Result<(), String> {
         log.push(format!("{health:?} for {wait} s"));
         homed.busy(wait);
     }
-    homed.busy(10);
+    // The traffic pays for two probes a second, and each path that never answers gets some of them.
+    homed.busy(10 + 3 * unreachable as u64);
     let complain = |what: String, homed: &Homed| Err(format!("seed {seed}: {what}\n{log:#?}\n{}", homed.net.diagram()));
     let best = (0..health.len()).filter(|n| reliable[*n]).filter_map(|n| match health[n] {
         Health::Good(latency) => Some(latency),
@@ -322,8 +430,8 @@ fn history(seed: u64) -> Result<(), String> {
     });
     let best = best.min().unwrap_or(1 << 32);
     for used in homed.used() {
-        let latency = match used.map(|n| health[n]) {
-            Some(Health::Good(latency)) => latency,
+        let latency = match used.and_then(|n| health.get(n)) {
+            Some(Health::Good(latency)) => *latency,
             other => return complain(format!("uses {used:?}, {other:?}"), &homed),
         };
         if latency * 10 > best * 12 + 5 {
@@ -341,9 +449,14 @@ fn history(seed: u64) -> Result<(), String> {
         return complain(format!("{} moves while nothing changed", moves(&homed) - before), &homed);
     }
     let (measured, traffic) = (probes(&homed), homed.carried);
-    let advance = 4 * (6 * health.len() as u64 + 8);
+    let advance = 4 * (6 * latencies.len() as u64 + 8);
     if measured > traffic / 100 + advance {
         return complain(format!("{measured} probes and answers in {traffic} datagrams"), &homed);
+    }
+    // The first look at a path, and each loss, cost some more.
+    let examined = 2 * mtu_probes(&homed);
+    if examined > traffic / 500 + 60 * (1 + events) {
+        return complain(format!("{examined} probes for the size and answers in {traffic} datagrams"), &homed);
     }
     Ok(())
 }
@@ -353,7 +466,7 @@ fn after_any_history_of_delays_losses_and_failures_the_path_in_use_is_nearly_the
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     let seeds = match number("HISTORY") {
         Some(seed) => seed..seed + 1,
-        None => 0..number("HISTORIES").unwrap_or(60),
+        None => 0..number("HISTORIES").unwrap_or(500),
     };
     let (next, failed) = (AtomicU64::new(seeds.start), Mutex::new(Vec::new()));
     let threads = std::thread::available_parallelism().map_or(1, usize::from);

@@ -158,6 +158,26 @@ fn connections_that_are_opened_before_the_path_is_known_wait_for_it() {
 }
 
 #[test]
+fn a_connection_to_a_far_peer_does_not_wait_and_what_does_not_fit_is_answered_once_that_is_known() {
+    let (mut net, a, b) = hosts(20, 1300, 1200);
+    let latency = Duration::from_millis(40);
+    net.set_link(Link { latency, ..Link::carrying(1200) });
+    net.ping(a, b).until_delivered();
+    let packet = opening(&net, a, b, 1);
+    assert_eq!(net.send_packet(a, &packet), Verdict::Transmit);
+    net.run_for(latency + Duration::from_millis(1));
+    assert_eq!(announced(&net, b), [1260]);
+    net.run_for(SECOND);
+    assert_eq!(mtu(&net, a, b), Some(1140));
+    assert_eq!(send(&mut net, a, b, 1300), Verdict::Drop(DropReason::TooBig));
+    assert_eq!(net.counter(a, "too_big_answered"), 1);
+    let packet = opening(&net, a, b, 2);
+    assert_eq!(net.send_packet(a, &packet), Verdict::Transmit);
+    net.run_for(SECOND);
+    assert_eq!(announced(&net, b), [1260, 1100]);
+}
+
+#[test]
 fn a_connection_to_a_peer_that_answers_no_probes_is_opened_all_the_same() {
     let (mut net, a, b) = hosts(19, 1300, 300);
     net.set_link(Link::default());
@@ -186,13 +206,34 @@ fn a_host_that_roams_to_a_smaller_path_notices_within_a_second_and_its_peer_too(
 fn a_path_that_shrinks_is_noticed_in_three_seconds_and_one_that_grows_in_a_minute() {
     let (mut net, a, b) = hosts(11, 1300, 1500);
     net.ping(a, b).until_delivered();
-    talk(&mut net, a, b, 12 * SECOND, 200);
+    talk(&mut net, a, b, 12 * SECOND, 500);
     net.set_link(Link::carrying(1280));
-    talk(&mut net, a, b, 3 * SECOND, 200);
+    talk(&mut net, a, b, 3 * SECOND, 500);
     assert_eq!(mtu(&net, a, b), Some(1220));
     net.set_link(Link::default());
     talk(&mut net, a, b, 60 * SECOND, 2);
     assert_eq!(mtu(&net, a, b), Some(1300));
+}
+
+#[test]
+fn a_connection_that_stalls_on_a_path_that_shrank_goes_on_within_fifteen_seconds() {
+    let (mut net, a, b) = hosts(21, 1300, 1500);
+    net.ping(a, b).until_delivered();
+    for _ in 0..8 {
+        talk(&mut net, a, b, SECOND, 100);
+        talk(&mut net, b, a, SECOND, 50);
+    }
+    net.set_link(Link::carrying(1280));
+    // One segment is repeated, less and less often. The pauses of TCP itself grow beyond 3.2 s.
+    let mut waited = Duration::ZERO;
+    for wait in [200, 400, 800, 1600, 3200, 3200, 3200, 2400].map(Duration::from_millis) {
+        net.run_for(wait);
+        waited += wait;
+        if send(&mut net, a, b, 1300) == Verdict::Drop(DropReason::TooBig) {
+            break;
+        }
+    }
+    assert_eq!(mtu(&net, a, b), Some(1220), "after {waited:?}");
 }
 
 #[test]
@@ -251,6 +292,29 @@ fn a_new_tunnel_by_the_same_path_begins_with_what_is_known() {
         }
     }
     panic!("no new tunnel");
+}
+
+#[test]
+fn of_two_tunnels_between_hosts_that_called_each_other_one_is_used_although_both_were_examined() {
+    for seed in 22..25 {
+        let (mut net, a, b) = hosts(seed, 1300, 1500);
+        let both_ways = |net: &mut SimNet, time: Duration| {
+            for _ in 0..time.as_secs() * 600 {
+                let _verdict = (send(net, a, b, 100), send(net, b, a, 100));
+                net.run_for(SECOND / 600);
+            }
+        };
+        both_ways(&mut net, 11 * SECOND);
+        let primary = |net: &SimNet, host, peer| {
+            let of = |tunnel: &nebula_core::TunnelStatus| (tunnel.local_index.0, tunnel.remote_index.0);
+            net.tunnels_to(host, peer).iter().find(|tunnel| tunnel.primary).map(of).expect("a tunnel")
+        };
+        for _ in 0..20 {
+            let [(ours, theirs), other] = [(a, b), (b, a)].map(|(host, peer)| primary(&net, host, peer));
+            assert_eq!((theirs, ours), other, "seed {seed}: each uses the other's\n{}", net.diagram());
+            both_ways(&mut net, SECOND);
+        }
+    }
 }
 
 #[test]

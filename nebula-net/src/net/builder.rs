@@ -27,7 +27,7 @@ pub struct Builder {
     socket: Option<std::net::UdpSocket>,
     stack: StackOptions,
     allow: Option<Allow>,
-    local_addresses: Vec<LocalAddress>,
+    local_addresses: Option<Vec<LocalAddress>>,
     dns_port: u16,
 }
 
@@ -60,7 +60,7 @@ impl Builder {
             socket: None,
             stack: StackOptions::default(),
             allow: None,
-            local_addresses: Vec::new(),
+            local_addresses: None,
             dns_port: DNS_PORT,
         }
     }
@@ -102,9 +102,11 @@ impl Builder {
         self
     }
 
-    /// Addresses on the underlay to advertise to lighthouses, beside the one that they see. Default: none.
+    /// Addresses on the underlay to advertise to lighthouses, beside the one that they see. Default: those that the interfaces have at the
+    /// start, or none if the socket is bound to one address. Later ones are told by
+    /// [`Node::set_local_addresses`](nebula_core::Node::set_local_addresses).
     pub fn local_addresses(mut self, addresses: Vec<LocalAddress>) -> Self {
-        self.local_addresses = addresses;
+        self.local_addresses = Some(addresses);
         self
     }
 
@@ -160,6 +162,7 @@ impl Builder {
         let stack = Stack::new(wall.at, addresses, stack, secret);
         let mut engine = Engine::new(config, wall, Seed::from_os()?)?;
         engine.set_coalesce(true, false);
+        let local_addresses = local_addresses.unwrap_or_else(|| socket.interface_addresses());
         if !local_addresses.is_empty() {
             // What it has to send comes with the first timeout of the node.
             let _ = engine.control(wall.at, |node| node.set_local_addresses(local_addresses)).1;

@@ -5,6 +5,8 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::AsRawFd;
 
 use nebula_core::forward::Received;
+use nebula_core::io::interface_addresses;
+use nebula_core::lighthouse::LocalAddress;
 use nix::sys::socket::{
     ControlMessage, ControlMessageOwned, MsgFlags, SockaddrIn, SockaddrIn6, SockaddrLike, SockaddrStorage, getsockopt,
     recvmsg, sendmsg, setsockopt, sockopt,
@@ -43,6 +45,16 @@ impl Socket {
 
     pub(crate) fn port(&self) -> io::Result<u16> {
         Ok(self.socket.local_addr()?.port())
+    }
+
+    /// Addresses of the system's interfaces at which this socket receives: none if it is bound to one address.
+    pub(crate) fn interface_addresses(&self) -> Vec<LocalAddress> {
+        if !self.socket.local_addr().is_ok_and(|bound| bound.ip().is_unspecified()) {
+            return Vec::new();
+        }
+        let mut addresses = interface_addresses().unwrap_or_default();
+        addresses.retain(|local| self.v6 || local.address.is_ipv4());
+        addresses
     }
 
     pub(crate) async fn readable(&self) -> io::Result<()> {

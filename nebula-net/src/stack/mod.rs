@@ -2,11 +2,13 @@
 //!
 //! A packet costs one lookup by flow and the work of its connection, however many others there are.
 
+mod arrivals;
 mod bindings;
 mod entry;
 mod packet;
 mod random;
 mod slots;
+mod sockets;
 #[cfg(test)]
 mod tests;
 mod timers;
@@ -14,20 +16,19 @@ mod timers;
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Instant;
 
 use nebula_cert::VerifiedCertificate;
-use nebula_core::forward::{Offload, Segment, SegmentKind, echo_reply};
+use nebula_core::forward::{Offload, Segment, SegmentKind};
 use nebula_core::protocol;
 
-use self::bindings::{Bindings, Listener, UdpPort};
+use self::bindings::Bindings;
 use self::entry::{Entry, Stage};
-use self::packet::{IcmpError, IcmpKind, IpPacket};
+use self::packet::IpPacket;
 use self::random::Secret;
 use self::timers::Timers;
 use crate::tcp::segment::{Flags, Header, MIN_HEADER};
-use crate::tcp::{Begin, Connection, Error, Reaction, State, TcpOptions};
+use crate::tcp::{Begin, Connection, Error, State, TcpOptions};
 
 pub use self::slots::Id;
 use self::slots::Slots;
@@ -172,87 +173,6 @@ impl Stack {
         self.connections.ids().filter(|id| !over(id)).count()
     }
 
-    /// Takes a packet for this host: a whole one, or the header of a super-packet followed by its payload.
-    pub fn receive(&mut self, now: Instant, slices: &[&[u8]], offload: Offload) {
-        let Some((first, rest)) = slices.split_first() else { return };
-        let Some(packet) = IpPacket::parse(first) else { return };
-        if !self.addresses.contains(&packet.destination) {
-            return;
-        }
-        // The checksum of a super-packet is left to us; it was checked piece by piece.
-        let whole = offload == Offload::default();
-        match packet.protocol {
-            protocol::TCP if !whole || packet.checksum_is_right() => self.receive_tcp(now, &packet, rest),
-            protocol::UDP if rest.is_empty() => self.receive_udp(&packet),
-            protocol::ICMP | protocol::ICMPV6 if rest.is_empty() => {
-                if let Some(reply) = echo_reply(first) {
-                    self.send(reply, Offload::default());
-                } else if let Some(error) = IcmpError::parse(&packet) {
-                    self.receive_error(now, error);
-                }
-            }
-            _ => {}
-        }
-    }
-
-    fn receive_tcp(&mut self, now: Instant, packet: &IpPacket<'_>, rest: &[&[u8]]) {
-        let Some((header, len)) = Header::parse(packet.transport) else { return };
-        let flow = Flow {
-            local: SocketAddr::new(packet.destination, header.destination),
-            remote: SocketAddr::new(packet.source, header.source),
-        };
-        let mut payload = Vec::with_capacity(1 + rest.len());
-        payload.push(&packet.transport[len..]);
-        payload.extend_from_slice(rest);
-        let bytes: usize = payload.iter().map(|slice| slice.len()).sum();
-        let mut found = self.flows.get(&flow).copied();
-        if let Some(id) = found
-            && header.flags.has(Flags::SYN)
-            && !header.flags.has(Flags::ACK)
-            && self.connections.get(id).is_some_and(|entry| entry.connection.takes_new_syn(&header))
-        {
-            self.remove(id);
-            found = None;
-        }
-        let Some(id) = found else { return self.receive_unknown(now, flow, &header, bytes) };
-        let Some(entry) = self.connections.get_mut(id) else { return };
-        let before = entry.connection.buffered();
-        if bytes > 0 && self.buffered >= self.limits.receive_memory && before + bytes > RESERVE {
-            return;
-        }
-        let reaction = entry.connection.receive(now, &header, &payload);
-        self.buffered = self.buffered + entry.connection.buffered() - before;
-        if reaction == Reaction::Reset {
-            self.reset(flow, &header, bytes);
-        }
-        self.settle(now, id);
-    }
-
-    /// A segment without a connection: a SYN for a listener, or one to refuse.
-    fn receive_unknown(&mut self, now: Instant, flow: Flow, header: &Header, bytes: usize) {
-        const KIND: u8 = Flags::SYN.0 | Flags::ACK.0 | Flags::RST.0;
-        if header.flags.has(Flags::RST) {
-            return;
-        }
-        let syn = header.flags.0 & KIND == Flags::SYN.0;
-        let Some(listener) = self.bindings.listener(flow.local).filter(|_| syn) else {
-            return self.reset(flow, header, bytes);
-        };
-        // Whoever is refused here tries again, and finds room if it was a crowd.
-        if self.connections.len() >= self.limits.connections
-            || listener.waiting() >= self.limits.backlog
-            || listener.half_open(flow.remote.ip()) >= self.limits.half_open_per_peer
-        {
-            return;
-        }
-        listener.begin(flow.remote.ip());
-        let begin = self.begin(now, flow);
-        let connection = Connection::accept(now, begin, header);
-        let id = self.insert(flow, connection, Stage::HalfOpen);
-        self.asked.push_back(id);
-        self.settle(now, id);
-    }
-
     /// The next SYN to decide about, by [`Stack::admit`] or [`Stack::refuse`].
     pub fn next_asked(&mut self) -> Option<(Id, Flow)> {
         while let Some(id) = self.asked.pop_front() {
@@ -299,60 +219,6 @@ impl Stack {
             entry.stage = Stage::Open;
             entry.wake();
         }
-    }
-
-    /// Answers a segment with a reset (RFC 9293 section 3.10.7.1).
-    fn reset(&mut self, flow: Flow, header: &Header, bytes: usize) {
-        let len = bytes as u32 + u32::from(header.flags.has(Flags::SYN)) + u32::from(header.flags.has(Flags::FIN));
-        let mut answer = Header {
-            source: flow.local.port(),
-            destination: flow.remote.port(),
-            flags: Flags::RST,
-            ..Header::default()
-        };
-        if header.flags.has(Flags::ACK) {
-            answer.sequence = header.acknowledgement;
-        } else {
-            answer.flags = Flags::RST.with(Flags::ACK);
-            answer.acknowledgement = header.sequence.wrapping_add(len);
-        }
-        let mut packet = Vec::with_capacity(packet::header_len(flow.remote.ip()) + MIN_HEADER);
-        packet::begin(flow.local.ip(), flow.remote.ip(), protocol::TCP, &mut packet);
-        answer.emit(&mut packet);
-        let start = packet::finish(&mut packet, TCP_CHECKSUM);
-        self.send(packet, Offload { segment: None, checksum: Some((start as u16, TCP_CHECKSUM as u16)) });
-    }
-
-    fn receive_udp(&mut self, packet: &IpPacket<'_>) {
-        let Some((source, destination, payload)) = packet::parse_udp(packet.transport) else { return };
-        // Zero means that there is none.
-        if packet.transport[6..8] != [0, 0] && !packet.checksum_is_right() {
-            return;
-        }
-        if let Some(port) = self.bindings.udp(SocketAddr::new(packet.destination, destination)) {
-            port.push(SocketAddr::new(packet.source, source), payload, self.limits.udp_buffer);
-        }
-    }
-
-    fn receive_error(&mut self, now: Instant, error: IcmpError) {
-        let flow = Flow { local: error.local, remote: error.remote };
-        if error.protocol != protocol::TCP {
-            return;
-        }
-        let Some(id) = self.flows.get(&flow).copied() else { return };
-        let Some(entry) = self.connections.get_mut(id) else { return };
-        // Whoever does not know what we sent invented the error (RFC 5927).
-        if !entry.connection.has_sent(error.sequence) {
-            return;
-        }
-        match error.kind {
-            IcmpKind::Unreachable => entry.connection.unreachable(Error::Unreachable),
-            IcmpKind::TooBig(mtu) => {
-                let headers = packet::header_len(flow.remote.ip()) + MIN_HEADER;
-                entry.connection.limit_mss(now, mtu.saturating_sub(headers as u32).min(u16::MAX.into()) as u16);
-            }
-        }
-        self.settle(now, id);
     }
 
     fn send(&mut self, packet: Vec<u8>, offload: Offload) {
@@ -453,8 +319,11 @@ impl Stack {
     /// Returns an error if the node has no address of that family, the remote address is its own, or there are too many
     /// connections.
     pub fn connect(&mut self, now: Instant, remote: SocketAddr) -> Result<Id, Error> {
+        if self.addresses.contains(&remote.ip()) {
+            return Err(Error::OwnAddress);
+        }
         let local = self.local_for(remote.ip()).ok_or(Error::Unreachable)?;
-        if self.addresses.contains(&remote.ip()) || self.connections.len() >= self.limits.connections {
+        if self.connections.len() >= self.limits.connections {
             return Err(Error::Unreachable);
         }
         let flow = self.free_flow(local, remote).ok_or(Error::Unreachable)?;
@@ -586,202 +455,5 @@ impl Stack {
             entry.connection.abort();
             entry.wake();
         }
-    }
-}
-
-/// For the program.
-impl Stack {
-    /// Waits until a connection that this side opened is open.
-    ///
-    /// # Errors
-    /// Returns an error if it could not be opened.
-    pub fn poll_open(&mut self, id: Id, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        let Some(entry) = self.connections.get_mut(id) else { return Poll::Ready(Err(Error::Closed)) };
-        match (entry.connection.error(), entry.stage) {
-            (_, Stage::Open) => Poll::Ready(Ok(())),
-            (Some(error), _) => Poll::Ready(Err(error)),
-            _ => {
-                entry.wait_to_write(context);
-                Poll::Pending
-            }
-        }
-    }
-
-    /// Reads; `Ok(0)` is the end of the stream.
-    ///
-    /// # Errors
-    /// Returns an error if the connection has failed.
-    pub fn poll_read(
-        &mut self,
-        now: Instant,
-        id: Id,
-        context: &mut Context<'_>,
-        out: &mut [u8],
-    ) -> Poll<Result<usize, Error>> {
-        let Some(entry) = self.connections.get_mut(id) else { return Poll::Ready(Err(Error::Closed)) };
-        match entry.connection.read(now, out) {
-            Ok(Some(count)) => {
-                self.buffered -= count;
-                // The window may be worth telling.
-                if entry.connection.wants_ack(now) {
-                    self.settle(now, id);
-                }
-                Poll::Ready(Ok(count))
-            }
-            Ok(None) => {
-                entry.wait_to_read(context);
-                Poll::Pending
-            }
-            Err(error) => Poll::Ready(Err(error)),
-        }
-    }
-
-    /// Writes what there is room for.
-    ///
-    /// # Errors
-    /// Returns an error if the connection has failed or this side of it was closed.
-    pub fn poll_write(
-        &mut self,
-        now: Instant,
-        id: Id,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<Result<usize, Error>> {
-        let Some(entry) = self.connections.get_mut(id) else { return Poll::Ready(Err(Error::Closed)) };
-        match entry.connection.write(bytes) {
-            Ok(0) if !bytes.is_empty() => {
-                entry.wait_to_write(context);
-                Poll::Pending
-            }
-            Ok(count) => {
-                self.settle(now, id);
-                Poll::Ready(Ok(count))
-            }
-            Err(error) => Poll::Ready(Err(error)),
-        }
-    }
-
-    /// Closes the sending side.
-    pub fn shut_down(&mut self, now: Instant, id: Id) {
-        if let Some(entry) = self.connections.get_mut(id) {
-            entry.connection.shut_down();
-            self.settle(now, id);
-        }
-    }
-
-    /// The program needs the connection no more; see [`Connection::close`].
-    pub fn close(&mut self, now: Instant, id: Id) {
-        if let Some(entry) = self.connections.get_mut(id) {
-            entry.orphaned = true;
-            entry.connection.close(now);
-            self.settle(now, id);
-        }
-    }
-
-    /// Ends all connections with a reset.
-    pub fn abort_all(&mut self, now: Instant) {
-        for id in self.connections.ids().collect::<Vec<_>>() {
-            if let Some(entry) = self.connections.get_mut(id) {
-                entry.connection.abort();
-                entry.wake();
-                self.settle(now, id);
-            }
-        }
-        self.bindings.wake_all();
-    }
-
-    /// Sends small segments at once, or waits for the acknowledgement of others.
-    pub fn set_no_delay(&mut self, id: Id, no_delay: bool) {
-        if let Some(entry) = self.connections.get_mut(id) {
-            entry.connection.set_no_delay(no_delay);
-        }
-    }
-
-    /// The peer's certificate.
-    #[must_use]
-    pub fn certificate(&self, id: Id) -> Option<VerifiedCertificate> {
-        self.connections.get(id)?.certificate.clone()
-    }
-
-    /// The two ends of a connection.
-    #[must_use]
-    pub fn flow(&self, id: Id) -> Option<Flow> {
-        self.connections.get(id).map(|entry| entry.flow)
-    }
-
-    /// Listens on a port, 0 for any free one, of all addresses or of one. Returns the port.
-    ///
-    /// # Errors
-    /// Returns `None` if the port is taken or the address is not the node's.
-    pub fn listen(&mut self, address: Option<IpAddr>, port: u16) -> Option<u16> {
-        self.check_address(address)?;
-        self.bindings.listen(address, port, self.secret.next_port())
-    }
-
-    /// Waits for the next connection of a listener.
-    pub fn poll_accept(&mut self, address: Option<IpAddr>, port: u16, context: &mut Context<'_>) -> Poll<Option<Id>> {
-        let Some(listener) = self.bindings.listener_at(address, port) else { return Poll::Ready(None) };
-        match listener.accept(context) {
-            Poll::Ready(id) => {
-                if let Some(entry) = self.connections.get_mut(id) {
-                    entry.stage = Stage::Open;
-                }
-                Poll::Ready(Some(id))
-            }
-            Poll::Pending => Poll::Pending,
-        }
-    }
-
-    /// Ends a listener, and the connections that wait in it.
-    pub fn unlisten(&mut self, now: Instant, address: Option<IpAddr>, port: u16) {
-        for id in self.bindings.unlisten(address, port).into_iter().flat_map(Listener::into_waiting) {
-            if let Some(entry) = self.connections.get_mut(id) {
-                entry.orphaned = true;
-                entry.connection.abort();
-                self.settle(now, id);
-            }
-        }
-    }
-
-    /// Opens a UDP port, 0 for any free one, of all addresses or of one. Returns the port; `None` as [`Stack::listen`].
-    pub fn bind_udp(&mut self, address: Option<IpAddr>, port: u16) -> Option<u16> {
-        self.check_address(address)?;
-        self.bindings.bind_udp(address, port, self.secret.next_port())
-    }
-
-    /// Closes a UDP port.
-    pub fn unbind_udp(&mut self, address: Option<IpAddr>, port: u16) {
-        self.bindings.unbind_udp(address, port);
-    }
-
-    /// Waits for the next datagram of a UDP port.
-    pub fn poll_receive_from(
-        &mut self,
-        address: Option<IpAddr>,
-        port: u16,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<(SocketAddr, Vec<u8>)>> {
-        match self.bindings.udp_at(address, port).map(|it: &mut UdpPort| it.pop(context)) {
-            Some(Poll::Ready(datagram)) => Poll::Ready(Some(datagram)),
-            Some(Poll::Pending) => Poll::Pending,
-            None => Poll::Ready(None),
-        }
-    }
-
-    /// Sends a datagram; `false` if it cannot: no address of that family, too long, or too many wait to be sent.
-    pub fn send_to(&mut self, address: Option<IpAddr>, port: u16, remote: SocketAddr, payload: &[u8]) -> bool {
-        let local = address.or_else(|| self.local_for(remote.ip()));
-        let Some(local) = local.filter(|local| local.is_ipv4() == remote.is_ipv4()) else { return false };
-        let room = usize::from(self.mtu) - packet::header_len(remote.ip()) - 8;
-        if payload.len() > room || self.outgoing.len() >= MAX_OUTGOING {
-            return false;
-        }
-        let (packet, checksum) = packet::udp_packet(SocketAddr::new(local, port), remote, payload);
-        self.send(packet, Offload { segment: None, checksum: Some(checksum) });
-        true
-    }
-
-    fn check_address(&self, address: Option<IpAddr>) -> Option<()> {
-        address.is_none_or(|address| self.addresses.contains(&address)).then_some(())
     }
 }

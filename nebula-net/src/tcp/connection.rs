@@ -1,11 +1,15 @@
 //! One end of a connection: the state machine (RFC 9293 section 3.10) between its two halves.
 
+mod receiving;
+mod transmission;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::path_mss::PathMss;
 use super::receive::Receiver;
-use super::segment::{Flags, Header, Options, SackBlocks, TIMESTAMPS_LEN};
-use super::send::{Acknowledgement, Sender};
+use super::segment::{Header, TIMESTAMPS_LEN};
+use super::send::Sender;
 use super::{Error, TcpOptions};
 
 /// What a peer without the option takes over IPv4 (RFC 9293 section 3.7.1).
@@ -20,8 +24,6 @@ const ORPHAN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Between two keepalive probes without an answer.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 const KEEPALIVE_PROBES: u32 = 9;
-/// How long what a path takes is believed (RFC 1191 section 6.3, RFC 8201 section 4).
-const PATH_MTU_AGE: Duration = Duration::from_secs(600);
 /// After this long, timestamps may have wrapped (RFC 7323 section 5.5).
 const TIMESTAMPS_VALID: Duration = Duration::from_secs(24 * 86_400);
 
@@ -71,9 +73,7 @@ pub struct Connection {
     timestamps: Timestamps,
     sack: bool,
     /// Largest payload of a segment without options: from this side's MTU, then of both sides, then of the path.
-    mss: u16,
-    /// What it was before the path was found to take less, and when that is tried again.
-    before: Option<(u16, Instant)>,
+    mss: PathMss,
     error: Option<Error>,
     /// A reset is to be sent.
     reset: bool,
@@ -163,8 +163,7 @@ impl Connection {
             handshake: Handshake { due: Some(now), sent: 0, sent_at: now, peer_shift: None },
             timestamps: Timestamps { enabled: true, epoch, offset: timestamp_offset, recent: (0, now), last_ack: 0 },
             sack: true,
-            mss,
-            before: None,
+            mss: PathMss::new(mss),
             error: None,
             reset: false,
             orphaned: false,
@@ -305,18 +304,14 @@ impl Connection {
 
     /// Packets on the path may have at most this MSS. After ten minutes larger ones are tried again.
     pub fn limit_mss(&mut self, now: Instant, mss: u16) {
-        let mss = mss.max(MIN_MSS);
-        if mss < self.mss {
-            let largest = self.before.map_or(self.mss, |(largest, _)| largest);
-            self.before = Some((largest, now + PATH_MTU_AGE));
-            self.mss = mss;
+        if self.mss.limit(now, mss.max(MIN_MSS)) {
             self.sender.set_segment(self.segment());
         }
     }
 
     fn forget_old_limit(&mut self, now: Instant) {
-        if let Some((mss, _)) = self.before.take_if(|(_, until)| *until <= now) {
-            self.mss = mss;
+        if self.mss.is_due(now) {
+            self.mss.retry(self.sender.next());
             self.sender.set_segment(self.segment());
         }
     }
@@ -374,7 +369,7 @@ impl Connection {
 
     /// Payload per segment, beside the options of each one.
     fn segment(&self) -> usize {
-        usize::from(self.mss) - if self.timestamps.enabled { TIMESTAMPS_LEN } else { 0 }
+        usize::from(self.mss.size()) - if self.timestamps.enabled { TIMESTAMPS_LEN } else { 0 }
     }
 
     fn timestamp(&self, now: Instant) -> u32 {
@@ -420,340 +415,11 @@ impl Connection {
         }
         if let Err(error) = self.sender.timeout(now, self.timestamp(now)) {
             self.reset = true;
-            self.end(Some(error));
+            return self.end(Some(error));
         }
-    }
-
-    /// Takes a segment to this connection; `payload` is its data in order.
-    pub fn receive(&mut self, now: Instant, header: &Header, payload: &[&[u8]]) -> Reaction {
-        match self.state {
-            State::Closed => {
-                if header.flags.has(Flags::RST) {
-                    Reaction::None
-                } else {
-                    Reaction::Reset
-                }
-            }
-            State::SynSent => self.receive_in_syn_sent(now, header),
-            _ => self.receive_synchronised(now, header, payload),
-        }
-    }
-
-    fn receive_in_syn_sent(&mut self, now: Instant, header: &Header) -> Reaction {
-        let flags = header.flags;
-        let acked = flags.has(Flags::ACK);
-        if acked && header.acknowledgement != self.sender.space.sequence(1) {
-            return if flags.has(Flags::RST) { Reaction::None } else { Reaction::Reset };
-        }
-        if flags.has(Flags::RST) {
-            if acked {
-                self.end(Some(Error::Refused));
-            }
-            return Reaction::None;
-        }
-        if !flags.has(Flags::SYN) {
-            return Reaction::None;
-        }
-        self.take_syn(now, header);
-        if acked {
-            self.establish(now, header, 1 + u64::from(header.window));
-            self.receiver.acknowledge_now();
-        } else {
-            // Both sides opened the connection at the same time.
-            self.state = State::SynReceived;
-            self.handshake.due = Some(now);
-        }
-        Reaction::None
-    }
-
-    /// Learns what the peer's SYN says.
-    fn take_syn(&mut self, now: Instant, syn: &Header) {
-        let Options { mss, window_scale, sack_permitted, timestamps, .. } = syn.options;
-        let largest = mss.unwrap_or(DEFAULT_MSS).max(MIN_MSS);
-        self.mss = self.mss.min(largest);
-        self.before = self.before.map(|(mss, until)| (mss.min(largest), until));
-        self.sack = sack_permitted;
-        self.timestamps.enabled = timestamps.is_some();
-        self.timestamps.recent = (timestamps.map_or(0, |(value, _)| value), now);
-        self.timestamps.last_ack = 1;
-        self.handshake.peer_shift = window_scale;
-        let options = &self.options;
-        self.receiver =
-            Receiver::new(now, syn.sequence, options.receive_window, options.max_receive_window, self.segment());
-        self.keepalive.heard = now;
-    }
-
-    fn establish(&mut self, now: Instant, header: &Header, edge: u64) {
-        let rtt = (self.handshake.sent == 1).then(|| now.saturating_duration_since(self.handshake.sent_at));
-        if self.handshake.peer_shift.is_some() {
-            self.receiver.set_shift(self.options.shift());
-        }
-        let told_by = self.receiver.space.offset(1, header.sequence).unwrap_or(1);
-        self.sender.begin(self.segment(), self.handshake.peer_shift.unwrap_or(0), edge, told_by, rtt);
-        self.handshake.due = None;
-        self.state = State::Established;
-    }
-
-    fn receive_synchronised(&mut self, now: Instant, header: &Header, payload: &[&[u8]]) -> Reaction {
-        let flags = header.flags;
-        let next = self.receiver.next();
-        let Some(start) = self.receiver.space.offset(next, header.sequence) else { return Reaction::None };
-        let len: usize = payload.iter().map(|slice| slice.len()).sum();
-        let end = start + len as u64 + u64::from(flags.has(Flags::FIN));
-        if self.is_old_duplicate(now, header) {
-            self.challenge(now, len > 0);
-            return Reaction::None;
-        }
-        // What lies before the window was acknowledged, and what lies behind it cannot be kept.
-        let edge = self.receiver.edge().max(next + 1);
-        let acceptable = if end > start { end > next && start < edge } else { (next..edge).contains(&start) };
-        if flags.has(Flags::RST) {
-            if start == next {
-                self.end(Some(if self.state == State::SynReceived { Error::Refused } else { Error::Reset }));
-            } else if acceptable {
-                self.challenge(now, false);
-            }
-            return Reaction::None;
-        }
-        if flags.has(Flags::SYN) {
-            if self.state == State::SynReceived && start == 0 {
-                // Our answer was lost.
-                if self.handshake.sent > 0 && self.may_challenge(now) {
-                    self.handshake.due = Some(now);
-                }
-            } else {
-                self.challenge(now, false);
-            }
-            return Reaction::None;
-        }
-        if !acceptable {
-            // Data that was acknowledged before is acknowledged again, for our acknowledgement may be lost.
-            if len > 0 && end <= next {
-                self.receiver.receive(now, start, payload, false);
-            }
-            if self.state == State::TimeWait {
-                self.expires = Some(now + self.options.time_wait);
-            }
-            self.challenge(now, end > start);
-            return Reaction::None;
-        }
-        if !flags.has(Flags::ACK) {
-            return Reaction::None;
-        }
-        let acknowledged = self.sender.acknowledged();
-        let offset = self.sender.space.offset(acknowledged, header.acknowledgement);
-        if self.state == State::SynReceived {
-            if offset != Some(1) || self.handshake.sent == 0 {
-                return Reaction::Reset;
-            }
-            let shift = self.handshake.peer_shift.unwrap_or(0);
-            self.establish(now, header, 1 + (u64::from(header.window) << shift));
-        }
-        let Some(offset) =
-            offset.filter(|offset| (self.sender.oldest_plausible()..=self.sender.next()).contains(offset))
-        else {
-            self.challenge(now, false);
-            return Reaction::None;
-        };
-        self.keepalive = Keepalive { heard: now, probes: 0, due: false };
-        self.remember_timestamp(now, header, start);
-        if offset >= acknowledged {
-            let ack = Acknowledgement {
-                offset,
-                sequence: start,
-                window: header.window,
-                sack: if self.sack { header.options.sack.as_slice() } else { &[] },
-                echo: header.options.timestamps.filter(|_| self.timestamps.enabled).map(|(_, echo)| echo),
-            };
-            self.sender.acknowledge(now, ack);
-            self.note_fin_acknowledged(now);
-        }
-        self.take_data(now, start, payload, flags.has(Flags::FIN))
-    }
-
-    fn take_data(&mut self, now: Instant, start: u64, payload: &[&[u8]], fin: bool) -> Reaction {
-        let has_data = payload.iter().any(|slice| !slice.is_empty());
-        if !matches!(self.state, State::Established | State::FinWait1 | State::FinWait2) {
-            return Reaction::None;
-        }
-        if has_data && self.receiver.deaf {
-            // Nobody will read it.
-            self.abort();
-            return Reaction::None;
-        }
-        self.receiver.receive(now, start, payload, fin);
-        if self.receiver.finished() {
-            match self.state {
-                State::Established => self.state = State::CloseWait,
-                State::FinWait1 => self.state = State::Closing,
-                _ => self.wait(now),
-            }
-            self.note_fin_acknowledged(now);
-        }
-        Reaction::None
-    }
-
-    /// Follows the state machine once the peer has our FIN.
-    fn note_fin_acknowledged(&mut self, now: Instant) {
-        if !self.sender.finished() {
-            return;
-        }
-        match self.state {
-            State::FinWait1 => {
-                self.state = State::FinWait2;
-                self.expires = self.orphaned.then(|| now + ORPHAN_TIMEOUT);
-            }
-            State::Closing => self.wait(now),
-            State::LastAck => self.end(None),
-            _ => {}
-        }
-    }
-
-    fn wait(&mut self, now: Instant) {
-        self.state = State::TimeWait;
-        self.expires = Some(now + self.options.time_wait);
-    }
-
-    /// Whether the timestamp shows that the segment is from before others (RFC 7323 section 5.3).
-    fn is_old_duplicate(&self, now: Instant, header: &Header) -> bool {
-        if !self.timestamps.enabled || header.flags.has(Flags::RST) || header.flags.has(Flags::SYN) {
-            return false;
-        }
-        let (recent, at) = self.timestamps.recent;
-        match header.options.timestamps {
-            Some((value, _)) => {
-                (value.wrapping_sub(recent) as i32) < 0 && now.saturating_duration_since(at) < TIMESTAMPS_VALID
-            }
-            None => true,
-        }
-    }
-
-    fn remember_timestamp(&mut self, now: Instant, header: &Header, start: u64) {
-        if let Some((value, _)) = header.options.timestamps
-            && start <= self.timestamps.last_ack
-            && (value.wrapping_sub(self.timestamps.recent.0) as i32) >= 0
-        {
-            self.timestamps.recent = (value, now);
-        }
-    }
-
-    /// Acknowledges a segment that is not as it should be; `data` cannot come from an answer of ours.
-    fn challenge(&mut self, now: Instant, data: bool) {
-        if data || self.may_challenge(now) {
-            self.receiver.acknowledge_now();
-        }
-    }
-
-    fn may_challenge(&mut self, now: Instant) -> bool {
-        if now.saturating_duration_since(self.challenges.since) >= CHALLENGE_PERIOD {
-            self.challenges = Challenges { since: now, count: 0 };
-        }
-        self.challenges.count += 1;
-        self.challenges.count <= CHALLENGES
-    }
-
-    /// Appends the next segment to send, if there is one, to `out`. Returns the payload length after which it is to be cut.
-    pub fn transmit(&mut self, now: Instant, ports: (u16, u16), out: &mut Vec<u8>) -> Option<usize> {
-        if std::mem::take(&mut self.reset) {
-            let header = self.header(now, ports, self.sender.next(), Flags::RST.with(Flags::ACK));
-            header.emit(out);
-            return Some(self.segment());
-        }
-        match self.state {
-            State::Closed => None,
-            State::SynSent | State::SynReceived => self.transmit_syn(now, ports, out),
-            _ => self.transmit_data(now, ports, out),
-        }
-    }
-
-    fn transmit_syn(&mut self, now: Instant, (source, destination): (u16, u16), out: &mut Vec<u8>) -> Option<usize> {
-        self.handshake.due.filter(|due| *due <= now)?;
-        if self.handshake.sent > self.options.syn_retries {
-            self.end(Some(Error::TimedOut));
-            return None;
-        }
-        self.handshake.sent += 1;
-        self.handshake.sent_at = now;
-        self.handshake.due = Some(now + Duration::from_secs(1 << (self.handshake.sent - 1).min(6)));
-        let answer = self.state == State::SynReceived;
-        let echo = if answer { self.timestamps.recent.0 } else { 0 };
-        let options = Options {
-            mss: Some(self.mss),
-            window_scale: (!answer || self.handshake.peer_shift.is_some()).then(|| self.options.shift()),
-            sack_permitted: self.sack,
-            timestamps: self.timestamps.enabled.then(|| (self.timestamp(now), echo)),
-            sack: SackBlocks::default(),
-        };
-        let header = Header {
-            source,
-            destination,
-            sequence: self.sender.space.sequence(0),
-            acknowledgement: if answer { self.receiver.space.sequence(1) } else { 0 },
-            flags: if answer { Flags::SYN.with(Flags::ACK) } else { Flags::SYN },
-            window: self.receiver.syn_window(),
-            options,
-        };
-        header.emit(out);
-        Some(self.segment())
-    }
-
-    fn transmit_data(&mut self, now: Instant, ports: (u16, u16), out: &mut Vec<u8>) -> Option<usize> {
-        self.forget_old_limit(now);
-        // Selective acknowledgements take room that segments with data do not have.
-        if self.receiver.wants_pure_ack() {
-            return self.transmit_ack(now, ports, self.sender.next(), out);
-        }
-        if let Some(range) = self.sender.next_range(now) {
-            let mut header = self.header(now, ports, range.start, Flags::ACK);
-            let start = out.len();
-            header.emit(out);
-            let fin = self.sender.copy(range.clone(), out);
-            if fin {
-                header.flags = header.flags.with(Flags::FIN);
-            }
-            if self.sender.is_last(&range) {
-                header.flags = header.flags.with(Flags::PSH);
-            }
-            out[start + 13] = header.flags.0;
-            self.sender.set_persist(now);
-            return Some(self.sender.segment());
-        }
-        self.sender.set_persist(now);
-        let probe = self.sender.take_window_probe() | std::mem::take(&mut self.keepalive.due);
-        if probe {
-            // A sequence number that the peer has acknowledged must be answered.
-            return self.transmit_ack(now, ports, self.sender.next() - 1, out);
-        }
-        if self.receiver.wants_ack(now) {
-            return self.transmit_ack(now, ports, self.sender.next(), out);
-        }
-        None
-    }
-
-    fn transmit_ack(&mut self, now: Instant, ports: (u16, u16), at: u64, out: &mut Vec<u8>) -> Option<usize> {
-        let mut header = self.header(now, ports, at, Flags::ACK);
-        if self.sack {
-            header.options.sack = self.receiver.sack_blocks();
-        }
-        header.emit(out);
-        Some(self.segment())
-    }
-
-    /// A header that acknowledges everything that arrived.
-    fn header(&mut self, now: Instant, (source, destination): (u16, u16), at: u64, flags: Flags) -> Header {
-        let (acknowledgement, window) = self.receiver.acknowledge();
-        self.timestamps.last_ack = self.receiver.next();
-        let echo = self.timestamps.recent.0;
-        let timestamps = self.timestamps.enabled.then(|| (self.timestamp(now), echo));
-        let options = Options { timestamps, ..Options::default() };
-        Header {
-            source,
-            destination,
-            sequence: self.sender.space.sequence(at),
-            acknowledgement,
-            flags,
-            window,
-            options,
+        let (timeouts, outstanding) = self.sender.timeouts();
+        if self.mss.suspect(now, timeouts, outstanding) {
+            self.sender.set_segment(self.segment());
         }
     }
 

@@ -9,14 +9,15 @@
 //! | retransmission timeout, undone if it was spurious | RFC 6298, RFC 3522 |
 //! | congestion window, slow start, rate reduction | RFC 9438, RFC 9406, RFC 6937 |
 //! | challenge acknowledgements | RFC 5961 |
+//! | the path's MTU by errors, and by timeouts where long packets vanish | RFC 1191, RFC 8201, RFC 4821 section 7.7 |
 //!
-//! A peer without selective acknowledgements is served by timeouts alone. Explicit congestion notification and path MTU probing are
-//! left out.
+//! A peer without selective acknowledgements is served by timeouts alone. Explicit congestion notification is left out.
 
 mod buffer;
 mod connection;
 mod cubic;
 mod options;
+mod path_mss;
 mod receive;
 mod rtt;
 mod scoreboard;
@@ -44,6 +45,9 @@ pub enum Error {
     /// There is no way to the peer: no route, no tunnel, or the firewall denies it.
     #[error("the peer cannot be reached")]
     Unreachable,
+    /// The address is the node's own, and a node has no loopback.
+    #[error("the address is this node's own")]
+    OwnAddress,
     /// The connection was closed on this side.
     #[error("the connection is closed")]
     Closed,
@@ -57,6 +61,7 @@ impl From<Error> for std::io::Error {
             Error::Reset => ErrorKind::ConnectionReset,
             Error::TimedOut => ErrorKind::TimedOut,
             Error::Unreachable => ErrorKind::HostUnreachable,
+            Error::OwnAddress => ErrorKind::AddrNotAvailable,
             Error::Closed => ErrorKind::NotConnected,
         };
         Self::new(kind, error)

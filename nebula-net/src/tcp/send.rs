@@ -386,6 +386,12 @@ impl Sender {
         Ok(())
     }
 
+    /// Retransmission timeouts in a row, and how many bytes wait for their acknowledgement.
+    pub(crate) fn timeouts(&self) -> (u32, u64) {
+        let timed_out = self.recovery.as_ref().is_some_and(|recovery| recovery.by_timeout);
+        (if timed_out { self.retries } else { 0 }, self.next - self.acknowledged)
+    }
+
     fn count_retry(&mut self) -> Result<(), Error> {
         self.retries += 1;
         if self.retries > MAX_RETRIES { Err(Error::TimedOut) } else { Ok(()) }

@@ -24,6 +24,8 @@ struct Link {
     rate: u64,
     /// Bytes that wait for the rate; more are dropped.
     queue: u64,
+    /// Longest segment, header included; longer ones vanish.
+    longest: usize,
     /// Super-packets stay whole.
     joined: bool,
 }
@@ -31,7 +33,8 @@ struct Link {
 impl Default for Link {
     fn default() -> Self {
         let delay = Duration::from_millis(10);
-        Self { seed: 1, loss: 0, duplicate: 0, delay, jitter: Duration::ZERO, rate: 0, queue: 1 << 30, joined: false }
+        let (jitter, longest) = (Duration::ZERO, usize::MAX);
+        Self { seed: 1, loss: 0, duplicate: 0, delay, jitter, rate: 0, queue: 1 << 30, longest, joined: false }
     }
 }
 
@@ -71,6 +74,8 @@ struct World {
     ends: [End; 2],
     wire: BTreeMap<(Instant, u64), (usize, Vec<u8>)>,
     sent: u64,
+    /// Longest segment that the link took.
+    longest_arrival: usize,
     mss: u16,
 }
 
@@ -98,7 +103,8 @@ impl World {
         };
         let ends = [end(), end()];
         let random = link.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        let mut world = Self { start, now: start, random, link, ends, wire: BTreeMap::new(), sent: 0, mss: 1240 };
+        let wire = BTreeMap::new();
+        let mut world = Self { start, now: start, random, link, ends, wire, sent: 0, longest_arrival: 0, mss: 1240 };
         world.ends[0].connection = Some(Connection::connect(start, world.begin(0)));
         world
     }
@@ -175,9 +181,10 @@ impl World {
 
     fn send(&mut self, from: usize, packet: Vec<u8>) {
         self.sent += 1;
-        if self.random(1000) < self.link.loss {
+        if self.random(1000) < self.link.loss || packet.len() > self.link.longest {
             return;
         }
+        self.longest_arrival = self.longest_arrival.max(packet.len());
         let copies = if self.random(1000) < self.link.duplicate { 2 } else { 1 };
         let mut at = self.now;
         if self.link.rate > 0 {
@@ -354,6 +361,36 @@ fn windows_grow_to_what_a_long_path_holds() {
     let took = world.run_to_the_end(HOUR);
     world.assert_complete();
     assert!(took < Duration::from_secs(5), "{took:?} for what takes 2 s at least");
+}
+
+#[test]
+fn a_black_hole_interrupts_a_stream_for_a_second_and_is_left_behind() {
+    // 8 Mbit/s, so that the stream takes 150 s: the guess is believed for 40 s at the end.
+    let link = Link { rate: 1_000_000, queue: 50_000, ..Link::default() };
+    let mut world = World::new(link, Default::default(), [sends(150_000_000), sends(0)]);
+    let pause = |world: &mut World, bytes: usize| {
+        let (mut longest, until) = (Duration::ZERO, world.ends[1].received + bytes);
+        while world.ends[1].received < until {
+            let (at, before) = (world.now, world.ends[1].received);
+            world.run(HOUR, |world| world.ends[1].received > before);
+            longest = longest.max(world.now - at);
+        }
+        longest
+    };
+    pause(&mut world, 2_000_000);
+    for longest in [1150, 700] {
+        world.link.longest = longest;
+        let first = pause(&mut world, 1_000_000);
+        assert!(first > Duration::from_millis(200) && first < Duration::from_millis(2500), "{first:?}");
+        // The largest is tried every now and then, and more rarely each time.
+        let again = pause(&mut world, 12_000_000);
+        assert!(again < Duration::from_millis(1500), "{again:?}");
+    }
+    world.link.longest = usize::MAX;
+    world.longest_arrival = 0;
+    world.run_to_the_end(HOUR);
+    world.assert_complete();
+    assert!(world.longest_arrival > 1240, "segments are as long as before: {}", world.longest_arrival);
 }
 
 #[test]

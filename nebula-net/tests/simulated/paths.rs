@@ -12,12 +12,16 @@ const SECOND: Duration = Duration::from_secs(1);
 const MEGABYTE: u64 = 1 << 20;
 const ADDRESSES: [&[&str]; 2] = [&["10.42.0.1", "fd42::1"], &["10.42.0.2", "fd42::2"]];
 
-/// Hosts with addresses of both families that know each other, and whose devices have an MTU of 1300.
+/// Hosts with addresses of both families that know each other, whose devices have an MTU of 1300, and who examine their paths.
 fn pair(seed: u64) -> (World, [HostId; 2]) {
+    pair_that_examines(seed, Some(1300))
+}
+
+fn pair_that_examines(seed: u64, path_mtu: Option<u16>) -> (World, [HostId; 2]) {
     let mut net = SimNet::new(seed);
     let hosts =
         [("a", &["10.42.0.1/16", "fd42::1/64"]), ("b", &["10.42.0.2/16", "fd42::2/64"])].map(|(name, networks)| {
-            net.add(HostSpec::new(name).networks(networks).config(|config| config.path_mtu = Some(1300)))
+            net.add(HostSpec::new(name).networks(networks).config(move |config| config.path_mtu = path_mtu))
         });
     net.introduce(hosts[0], hosts[1]);
     net.introduce(hosts[1], hosts[0]);
@@ -86,6 +90,20 @@ fn a_path_that_shrinks_under_a_stream_interrupts_it_until_it_is_noticed() {
         let pause = longest_pause(&mut world, stream, 1);
         // The tunnel notices within three seconds; nothing waits for the next timeout then.
         assert!(pause < 3500 * SECOND / 1000, "{pause:?}");
+        world.expect_all(60 * SECOND);
+    }
+}
+
+#[test]
+fn a_path_that_shrinks_interrupts_a_stream_for_a_second_even_if_nobody_examines_it() {
+    for (seed, address) in [(1, "10.42.0.2"), (2, "fd42::2")] {
+        let (mut world, _) = pair_that_examines(seed, None);
+        world.net.set_link(Link::carrying(1500));
+        let stream = begun(&mut world, address, 4 * MEGABYTE);
+        world.net.set_link(Link::carrying(1200));
+        let pause = longest_pause(&mut world, stream, 1);
+        assert!(pause < 1500 * SECOND / 1000, "{pause:?}");
+        world.net.set_link(Link::carrying(1500));
         world.expect_all(60 * SECOND);
     }
 }

@@ -138,6 +138,10 @@ pki:
   enrolment: /run/nebula/enrolment.json
 lighthouse:
   am_lighthouse: true
+  {{- with .Values.lighthouse.dns.domain }}
+  serve_dns: true
+  dns: {host: "::", port: {{ $.Values.lighthouse.dns.port }}, domain: {{ . }}}
+  {{- end }}
 relay:
   am_relay: {{ .Values.lighthouse.relay }}
   use_relays: false

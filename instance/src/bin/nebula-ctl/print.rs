@@ -48,7 +48,7 @@ fn status(answer: &Value) -> String {
         last => format!("REFUSED: {}", show(&last["error"])),
     };
     let left = answer["certificate_seconds_left"].as_i64();
-    fields(&[
+    let text = fields(&[
         ("name", show(&answer["name"])),
         ("overlay", list(&answer["networks"])),
         ("groups", list(&answer["groups"])),
@@ -65,7 +65,8 @@ fn status(answer: &Value) -> String {
         ("log level", show(&answer["log_level"])),
         ("version", format!("{} (pid {})", show(&answer["version"]), show(&answer["pid"]))),
         ("uptime", answer["uptime_seconds"].as_i64().map_or_else(|| "-".to_owned(), span)),
-    ])
+    ]);
+    if items(&answer["relays"]).is_empty() { text } else { text + "\n" + &relays(answer) }
 }
 
 fn identity(answer: &Value) -> String {
@@ -165,17 +166,39 @@ fn tunnel(answer: &Value) -> String {
     text + &whereabouts(&answer["known"])
 }
 
-/// The paths of a tunnel that were measured, and why the one in use is.
+/// The relays that lighthouses offered, and why each is chosen or not.
+fn relays(status: &Value) -> String {
+    let rows = items(&status["relays"]).iter().map(|relay| {
+        let round_trip = relay["round_trip_ms"].as_f64().map_or_else(|| "-".to_owned(), |time| format!("{time:.1} ms"));
+        let loss = if relay["loss_percent"].is_null() {
+            "-".to_owned()
+        } else {
+            format!("{} %", show(&relay["loss_percent"]))
+        };
+        let why = match (&relay["chosen"], &relay["tried"]) {
+            (Value::Bool(true), _) => format!("chosen: {}", show(&relay["reason"])),
+            (_, Value::Bool(true)) => "being tried".to_owned(),
+            _ if !relay["trouble_text"].is_null() => format!("not chosen: {}", show(&relay["trouble_text"])),
+            _ if relay["round_trip_ms"].is_null() => "not tried yet".to_owned(),
+            _ => "not chosen: no better than those that are".to_owned(),
+        };
+        [show(&relay["relay"]), round_trip, loss, why]
+    });
+    table(["RELAY", "ROUND TRIP", "LOSS", ""], rows)
+}
+
+/// The paths of a tunnel, and why each is used or not.
 fn paths(tunnel: &Value) -> String {
     let rows = items(&tunnel["paths"]).iter().map(|path| {
         let place =
             if path["relay"].is_null() { show(&path["endpoint"]) } else { format!("relay {}", show(&path["relay"])) };
         let round_trip = path["round_trip_ms"].as_f64().map_or_else(|| "-".to_owned(), |time| format!("{time:.1} ms"));
-        let reason =
-            if path["in_use"] == true { format!("in use: {}", show(&tunnel["path_reason"])) } else { String::new() };
-        [place, round_trip, format!("{} %", show(&path["loss_percent"])), reason]
+        let loss = path["loss_percent"].as_u64().map_or_else(|| "-".to_owned(), |loss| format!("{loss} %"));
+        let reason = show(&path["reason"]);
+        let reason = if path["in_use"] == true { format!("in use: {reason}") } else { reason };
+        [place, round_trip, loss, reason]
     });
-    table(["PATH", "ROUND TRIP", "LOSS", ""], rows)
+    table(["PATH", "ROUND TRIP", "LOSS", "REASON"], rows)
 }
 
 fn state(tunnel: &Value) -> String {
@@ -361,17 +384,38 @@ mod tests {
 
     #[test]
     fn measured_paths_are_listed_with_the_reason_for_the_choice() {
-        let tunnel = json!({"path_reason": "better round trip", "paths": [
-            {"endpoint": "192.0.2.1:4242", "relay": null, "round_trip_ms": 1.25, "loss_percent": 0, "in_use": true},
-            {"endpoint": null, "relay": "10.42.0.9", "round_trip_ms": null, "loss_percent": 100, "in_use": false}]});
+        let tunnel = json!({"paths": [
+            {"endpoint": "192.0.2.1:4242", "relay": null, "round_trip_ms": 1.25, "loss_percent": 0, "in_use": true,
+                "verdict": "in_use", "reason": "its round trip is shorter"},
+            {"endpoint": null, "relay": "10.42.0.9", "round_trip_ms": null, "loss_percent": 100, "in_use": false,
+                "verdict": "silent", "reason": "does not answer"},
+            {"endpoint": "[2001:db8::1]:4242", "relay": null, "round_trip_ms": null, "loss_percent": null,
+                "in_use": false, "verdict": "excluded", "reason": "excluded by an allow list"}]});
         let text = paths(&tunnel);
-        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
-        assert_eq!(
-            lines[1],
-            ["192.0.2.1:4242", "1.2", "ms", "0", "%", "in", "use:", "better", "round", "trip"],
-            "{text}"
-        );
-        assert_eq!(lines[2], ["relay", "10.42.0.9", "-", "100", "%"], "{text}");
+        let lines: Vec<String> =
+            text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        assert_eq!(lines[1], "192.0.2.1:4242 1.2 ms 0 % in use: its round trip is shorter", "{text}");
+        assert_eq!(lines[2], "relay 10.42.0.9 - 100 % does not answer", "{text}");
+        assert_eq!(lines[3], "[2001:db8::1]:4242 - - excluded by an allow list", "{text}");
+    }
+
+    #[test]
+    fn offered_relays_are_listed_with_the_reason_why_each_is_chosen_or_not() {
+        let relay = |n: u8, chosen: bool, round_trip: Value, reason: Value, trouble: Value| {
+            json!({"relay": format!("10.42.0.{n}"), "chosen": chosen, "tried": false, "round_trip_ms": round_trip,
+                "loss_percent": if round_trip.is_null() { Value::Null } else { json!(0) }, "reason": reason,
+                "trouble_text": trouble})
+        };
+        let status = json!({"relays": [
+            relay(1, true, json!(1.25), json!("its round trip is shorter"), Value::Null),
+            relay(2, false, Value::Null, Value::Null, json!("it refuses to relay")),
+            relay(3, false, json!(40.0), Value::Null, Value::Null),
+            relay(4, false, Value::Null, Value::Null, Value::Null)]});
+        let text = relays(&status);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[1].contains("1.2 ms") && lines[1].ends_with("chosen: its round trip is shorter"), "{text}");
+        assert!(lines[2].ends_with("not chosen: it refuses to relay"), "{text}");
+        assert!(lines[3].ends_with("no better than those that are") && lines[4].ends_with("not tried yet"), "{text}");
     }
 
     #[test]

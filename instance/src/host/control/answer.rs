@@ -11,7 +11,9 @@ use nebula_core::counters::Direction;
 use nebula_core::firewall::{Cidr, NearMiss, Policy, PortRange, Protocol, Rule};
 use nebula_core::forward::Capture;
 use nebula_core::lighthouse::KnownEndpoints;
-use nebula_core::{DropReason, FlowTrace, GatewayStatus, Outcome, PathStatus, TunnelStatus, Whereabouts};
+use nebula_core::{
+    DropReason, FlowTrace, GatewayStatus, OfferedRelay, Outcome, PathStatus, RelayTrouble, TunnelStatus, Whereabouts,
+};
 use serde_json::{Value, json};
 
 pub(super) fn texts<T: ToString>(items: impl IntoIterator<Item = T>) -> Value {
@@ -57,7 +59,7 @@ pub(super) fn gateway(status: &GatewayStatus, flows: &BTreeMap<(IpNet, IpAddr), 
     })
 }
 
-/// The paths to the peer that were measured.
+/// The paths to the peer, with why each is used or not.
 fn paths(tunnel: &TunnelStatus) -> Value {
     let path = |path: &PathStatus| {
         json!({
@@ -66,9 +68,30 @@ fn paths(tunnel: &TunnelStatus) -> Value {
             "round_trip_ms": path.round_trip.map(|time| time.as_secs_f64() * 1000.0),
             "loss_percent": path.loss,
             "in_use": path.in_use,
+            "verdict": path.verdict.name(),
+            "reason": if path.in_use { text(tunnel.path_reason) } else { path.verdict.to_string().into() },
         })
     };
     tunnel.paths.iter().map(path).collect()
+}
+
+/// The relays that lighthouses offered to this host.
+pub(super) fn offered_relays(relays: &[OfferedRelay]) -> Value {
+    let offered = |offered: &OfferedRelay| {
+        json!({
+            "relay": offered.relay.to_string(),
+            "chosen": offered.is_chosen,
+            "tried": offered.is_tried,
+            "offered_by": offered.offered_by,
+            "relays": offered.serves,
+            "round_trip_ms": offered.round_trip.map(|time| time.as_secs_f64() * 1000.0),
+            "loss_percent": offered.loss,
+            "reason": text(offered.reason),
+            "trouble": offered.trouble.map(RelayTrouble::name),
+            "trouble_text": text(offered.trouble),
+        })
+    };
+    relays.iter().map(offered).collect()
 }
 
 pub(super) fn certificate(certificate: &Certificate, now: UnixTime) -> Value {

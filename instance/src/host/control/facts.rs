@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
@@ -16,6 +17,7 @@ use serde_json::{Value, json};
 use super::answer::{self, direction, nearest, texts};
 use super::probe::{Found, Underlay, probe};
 use crate::config::Settings;
+use crate::host::dns::Registered;
 use crate::linux::{errno, kernel_view};
 
 /// Where the facts come from.
@@ -25,6 +27,8 @@ pub(super) struct Sources<'a> {
     /// Name of the device.
     pub(super) device: &'a str,
     pub(super) udp: SocketAddr,
+    /// How the overlay's names are registered with the host's resolver.
+    pub(super) names: Option<Arc<Registered>>,
     pub(super) now: UnixTime,
 }
 
@@ -154,6 +158,9 @@ impl Sources<'_> {
             "am_lighthouse": settings.am_lighthouse,
             "am_relay": settings.relay.am_relay,
             "use_relays": settings.relay.use_relays,
+            "relay_force": settings.relay.force,
+            "relay_groups": settings.relay.groups,
+            "relays": answer::offered_relays(&self.handle.offered_relays()),
             "lighthouses": lighthouses.collect::<Value>(),
             "link": link,
             "mtu": {
@@ -162,6 +169,7 @@ impl Sources<'_> {
                 "discovery": settings.tun.discovers_path_mtu,
             },
             "routes": if settings.tun.disabled { json!([]) } else { self.routes(&networks) },
+            "names": self.names.as_deref().map(names),
             "clock_step": diagnosis.clock_step.map(|(at, by_ms)| json!({
                 "seconds_ago": clocks.ago(at), "by_ms": by_ms,
             })),
@@ -352,6 +360,16 @@ fn validity(certificate: &Certificate, now: UnixTime) -> Value {
         "seconds_left": certificate.not_after() - now,
         "begins_in_seconds": (certificate.not_before() - now).max(0),
         "lifetime_seconds": certificate.not_after() - certificate.not_before(),
+    })
+}
+
+fn names(registered: &Registered) -> Value {
+    let told = registered.told();
+    json!({
+        "domain": registered.registration().domain(),
+        "server": registered.registration().server().to_string(),
+        "told": told.as_ref().and_then(|told| told.as_ref().ok()),
+        "error": told.as_ref().and_then(|told| told.as_ref().err()),
     })
 }
 

@@ -94,6 +94,9 @@ impl ControlService {
             "certificate_seconds_left": own.map(|own| own.not_after() - now),
             "am_lighthouse": settings.am_lighthouse,
             "am_relay": settings.relay.am_relay,
+            "relay_force": settings.relay.force,
+            "relay_groups": settings.relay.groups,
+            "relays": answer::offered_relays(&self.handle.offered_relays()),
             "lighthouses": lighthouses.collect::<Value>(),
             "peers": sizes.primaries,
             "tunnels": sizes.tunnels,
@@ -227,13 +230,14 @@ impl ControlService {
 
     /// Collecting takes seconds, so the lock is not held meanwhile.
     fn told(&self, tell: impl FnOnce(&Sources<'_>) -> Value) -> Value {
-        let (settings, last, on_disk) = {
+        let (settings, last, on_disk, names) = {
             let reloader = self.reloader();
             let last = reloader.last().map(|last| json!({"at": last.at, "error": last.error}));
-            (reloader.settings().clone(), last, reloader.on_disk(unix_now()))
+            (reloader.settings().clone(), last, reloader.on_disk(unix_now()), reloader.registered_names())
         };
         let Facts { device, udp, .. } = &self.facts;
-        let sources = Sources { handle: &self.handle, settings: &settings, device, udp: *udp, now: unix_now() };
+        let (settings, now) = (&settings, unix_now());
+        let sources = Sources { handle: &self.handle, settings, device, udp: *udp, names, now };
         let mut told = tell(&sources);
         let (refused, remarks) = on_disk;
         told["configuration"] = json!({"last_reload": last, "refused": refused, "remarks": remarks});

@@ -1,13 +1,17 @@
 //! Names of the overlay: the DNS server of a lighthouse, and the resolver of a host, which asks it.
 
+mod command;
 mod lighthouse;
 mod message;
+mod openresolv;
 mod records;
+mod registration;
 mod resolved;
 mod resolver;
 mod reverse;
 mod server;
 
 pub(crate) use lighthouse::Served;
-pub(crate) use resolver::Resolving;
+pub(crate) use registration::Registered;
+pub(crate) use resolver::{HostResolver, Resolving};
 pub(crate) use server::Server;

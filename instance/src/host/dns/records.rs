@@ -45,7 +45,21 @@ impl Records {
         }
         // Otherwise the order would be that of a hash table, another one each time.
         records.groups.values_mut().for_each(|hosts| hosts.sort_unstable());
+        records.add_host_names_of_groups();
         records
+    }
+
+    /// Adds `team-a` for the group `team:a`: resolvers of programs look up host names only (RFC 952). A name that could mean two
+    /// groups means neither.
+    fn add_host_names_of_groups(&mut self) {
+        let mut added: HashMap<String, Option<Vec<FirstOfFamily>>> = HashMap::new();
+        for (group, hosts) in &self.groups {
+            let name = group.replace(|it: char| !it.is_ascii_alphanumeric() && !"-_.".contains(it), "-");
+            if !self.groups.contains_key(&name) {
+                added.entry(name).and_modify(|it| *it = None).or_insert_with(|| Some(hosts.clone()));
+            }
+        }
+        self.groups.extend(added.into_iter().filter_map(|(name, hosts)| Some((name, hosts?))));
     }
 
     pub(super) fn answer(&self, query: &Query) -> Answer {
@@ -163,8 +177,20 @@ mod tests {
         let (first, second) = (answer("web.groups.nebula.internal", A), answer("web.groups.nebula.internal", A));
         assert_eq!(first, addresses(&["10.0.0.1", "10.0.0.2"], 10));
         assert_eq!(second, addresses(&["10.0.0.2", "10.0.0.1"], 10), "they take turns");
-        assert_eq!(answer("team:a.groups.nebula.internal", AAAA), addresses(&["fd00::1"], 10));
+        for team in ["team:a.groups.nebula.internal", "team-a.groups.nebula.internal"] {
+            assert_eq!(answer(team, AAAA), addresses(&["fd00::1"], 10));
+        }
         assert_eq!(records.address("two.x.nebula.internal"), Some("10.0.0.2".parse().unwrap()));
+    }
+
+    #[test]
+    fn a_name_that_could_mean_two_groups_means_neither_and_one_that_is_a_group_means_that() {
+        let hosts = [host("one", &["10.0.0.1"], &["a:b", "a/b", "c:d"]), host("two", &["10.0.0.2"], &["c-d"])];
+        let records = Records::new(Some("n".to_owned()), hosts.into_iter());
+        let answer = |name: &str| records.answer(&query(name, A));
+        assert_eq!(answer("a-b.groups.n"), Answer::NO_SUCH_NAME);
+        assert_eq!(answer("a:b.groups.n"), addresses(&["10.0.0.1"], 10));
+        assert_eq!(answer("c-d.groups.n"), addresses(&["10.0.0.2"], 10));
     }
 
     #[test]

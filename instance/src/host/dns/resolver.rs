@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use hickory_resolver::TokioResolver;
@@ -16,7 +16,7 @@ use hickory_resolver::proto::rr::{Name, RecordType};
 use ipnet::IpNet;
 
 use super::message::{Answer, Query};
-use super::resolved::Registration;
+use super::registration::{Registered, Registration};
 use super::reverse;
 use super::server::{Responder, Server, Sockets};
 use crate::config::{Resolver, Settings};
@@ -37,28 +37,44 @@ impl Resolving {
         Some(Self { settings: settings.resolver.clone()?, networks })
     }
 
-    /// Starts the resolver. `device` is the overlay device, which systemd-resolved is told of. A failure is logged and stops
-    /// nothing else.
-    pub(crate) fn start(self, device: Option<&str>) -> Option<Server> {
+    /// Starts the resolver. `device` is the overlay device, with which the host's own resolver is told of it. A failure is logged
+    /// and stops nothing else.
+    pub(crate) fn start(self, device: Option<&str>) -> Option<HostResolver> {
         let listen = self.settings.listen;
-        let registration = device.filter(|_| self.settings.register).map(|device| Registration {
-            device: device.to_owned(),
-            server: listen,
-            domain: self.settings.domain.clone(),
-            zones: reverse::zones(&self.networks),
+        let registered = device.filter(|_| self.settings.register).map(|device| {
+            Arc::new(Registered::new(Registration {
+                device: device.to_owned(),
+                server: listen,
+                domain: self.settings.domain.clone(),
+                zones: reverse::zones(&self.networks),
+            }))
         });
         let started = Sockets::bind(&[listen]).and_then(|sockets| {
             let lighthouses = Lighthouses::new(self)?;
-            let after = registration.clone();
-            let register = move || registration.iter().for_each(Registration::register);
-            let revert = move || after.iter().for_each(Registration::revert);
+            let (before, after) = (registered.clone(), registered.clone());
+            let register = move || before.iter().for_each(|registered| registered.register());
+            let revert = move || after.iter().for_each(|registered| registered.revert());
             Server::start(sockets, lighthouses, register, revert)
         });
         match &started {
             Ok(_) => tracing::info!(resolver = %listen, "Starting the resolver of overlay names"),
             Err(error) => tracing::warn!(%error, resolver = %listen, "Failed to start the resolver of overlay names"),
         }
-        started.ok()
+        Some(HostResolver { _server: started.ok()?, registered })
+    }
+}
+
+/// Resolves names until it is dropped.
+#[derive(Debug)]
+pub(crate) struct HostResolver {
+    _server: Server,
+    /// `None` if the host's own resolver is not told.
+    registered: Option<Arc<Registered>>,
+}
+
+impl HostResolver {
+    pub(crate) fn registered(&self) -> Option<Arc<Registered>> {
+        self.registered.clone()
     }
 }
 
@@ -200,7 +216,6 @@ const STALE_TTL: u32 = 30;
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::super::message::tests::query;

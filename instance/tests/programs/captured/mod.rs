@@ -122,6 +122,21 @@ fn a_super_packet_that_waited_for_the_table_is_cut_and_arrives_whole() {
 
 #[test]
 #[ignore = "needs root, network namespaces and a release build"]
+fn a_path_that_silently_drops_large_datagrams_carries_a_megabyte_without_any_setting() {
+    let town = Town::new(Primary::Links, |_| ());
+    let wires = town.wiretaps();
+    town.narrow_path();
+    for target in FAMILIES.map(|family| DB.at(family)) {
+        let took = traffic::upload(town.world().namespace_of("web"), SECRET, target, (1 << 20) / SECRET.len());
+        println!("{target}: {took:?}");
+        // Without discovery it never ends. `path_mtu::` holds it to a second, with nothing else on the machine's processors.
+        assert!(took.as_ref().is_ok_and(|took| *took < Duration::from_secs(2)), "{target}: {took:?}");
+    }
+    wires.heard_nothing_in_clear();
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
 fn connections_to_a_service_keep_their_endpoint_when_the_instance_is_killed() {
     let mut town = Town::new(Primary::Links, |_| ());
     let wires = town.wiretaps();

@@ -179,6 +179,21 @@ impl Town {
         }
     }
 
+    /// From now on the network between the nodes silently drops IP packets of more than 1300 bytes.
+    pub(super) fn narrow_path(&self) {
+        // A super-packet would be judged by its whole length.
+        for host in ["n1", "n2"] {
+            self.world()
+                .run(host, &["ethtool", "-K", "eth0", "gso", "off", "tso", "off", "tx-udp-segmentation", "off"]);
+        }
+        let rules = "table bridge narrow {
+            chain forward { type filter hook forward priority 0; meta length > 1300 drop
+            }
+        }";
+        let file = self.world().write("narrow.nft", rules).display().to_string();
+        self.world().run("s", &["nft", "-f", &file]);
+    }
+
     /// As kube-proxy does: every other new connection goes to the other endpoint.
     fn translate_services(&self, host: &str) {
         let mut rules = String::new();

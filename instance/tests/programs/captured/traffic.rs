@@ -1,7 +1,7 @@
 //! Servers in pods, conversations with them, and pods that speak all the time.
 
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -78,6 +78,30 @@ fn within(namespace: String, work: impl FnOnce() -> io::Result<Vec<u8>> + Send +
     let answer: Value = serde_json::from_slice(&visit.join().expect("the visit ends")?)?;
     let from = answer["from"].as_str().and_then(|from| from.parse().ok()).expect("the client's address");
     Ok((answer["pod"].as_str().unwrap_or_default().to_owned(), from))
+}
+
+/// Sends `count` times `words` over TCP; returns how long it took until the server had read and answered all of it.
+pub(super) fn upload(
+    namespace: String,
+    words: &'static [u8],
+    target: SocketAddr,
+    count: usize,
+) -> io::Result<Duration> {
+    let visit = thread::spawn(move || {
+        world::enter(&namespace);
+        let began = Instant::now();
+        let mut stream = TcpStream::connect_timeout(&target, Duration::from_secs(5))?;
+        stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+        stream.set_write_timeout(Some(Duration::from_secs(20)))?;
+        // The server answers all the while.
+        let mut answers = stream.try_clone()?;
+        let reader = thread::spawn(move || io::copy(&mut answers, &mut io::sink()));
+        stream.write_all(&words.repeat(count))?;
+        stream.shutdown(Shutdown::Write)?;
+        reader.join().expect("the reader ends")?;
+        Ok(began.elapsed())
+    });
+    visit.join().expect("the visit ends")
 }
 
 /// A connection to a server, which can be asked again and again.

@@ -204,6 +204,8 @@ pub(super) const CASES: &[Case] = &[
     ),
     good("relay", "relay: {am_relay: true, use_relays: false}"),
     good("relays", "relay: {relays: [10.42.0.1, 10.42.0.2], use_relays: true}"),
+    good("relays by group", "relay: {groups: [relay], force: true}"),
+    remarked("relay.force without relays", "relay: {force: true, use_relays: false}", "relay.force"),
     remarked("relay that is no address", "relay: {relays: [one]}", "relay.relays"),
     remarked("relays as a scalar", "relay: {relays: 10.42.0.1}", "relay.relays"),
     remarked("relay with relays", "relay: {am_relay: true, relays: [10.42.0.1]}", "relay"),

@@ -5,6 +5,7 @@
 mod debian;
 mod schema;
 mod systemd;
+mod user_unit;
 
 use std::path::PathBuf;
 

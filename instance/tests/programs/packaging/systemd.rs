@@ -12,16 +12,16 @@ use crate::world::{World, run};
 
 /// Where systemd sees program, configuration and credentials: its own `/run`, so that `ProtectHome` and `PrivateTmp` do
 /// not hide anything needed here.
-const PLACE: &str = "/run/nebula-test";
+pub(super) const PLACE: &str = "/run/nebula-test";
 
 /// A systemd in separate namespaces; stopped on drop.
-struct Systemd {
+pub(super) struct Systemd {
     folder: tempfile::TempDir,
-    root: PathBuf,
+    pub(super) root: PathBuf,
 }
 
 impl Systemd {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let folder = tempfile::tempdir().expect("a temporary directory");
         let pid = run(&manager(), &["start", &folder.path().display().to_string()]);
         let root = PathBuf::from(format!("/proc/{}/root", pid.trim()));
@@ -29,15 +29,15 @@ impl Systemd {
         Self { folder, root }
     }
 
-    fn write(&self, name: &str, bytes: &[u8]) {
+    pub(super) fn write(&self, name: &str, bytes: &[u8]) {
         std::fs::write(self.root.join(&PLACE[1..]).join(name), bytes).expect("write a file");
     }
 
-    fn call(&self, command: &[&str]) -> Output {
+    pub(super) fn call(&self, command: &[&str]) -> Output {
         Command::new(manager()).arg("sh").arg(self.folder.path()).args(command).output().expect("nsenter runs")
     }
 
-    fn must(&self, command: &[&str]) -> String {
+    pub(super) fn must(&self, command: &[&str]) -> String {
         let output = self.call(command);
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{command:?}: {errors}\n{}", self.log());
@@ -53,13 +53,13 @@ impl Systemd {
     }
 
     /// Puts a program of the release build where units look for it.
-    fn program(&self, name: &str) {
+    pub(super) fn program(&self, name: &str) {
         self.write(name, &std::fs::read(binary(name)).expect("the program"));
         self.must(&["chmod", "755", &format!("{PLACE}/{name}")]);
     }
 
     /// Adds a unit that runs in a network namespace and logs to [`Systemd::log`].
-    fn unit(&self, name: &str, text: &str, namespace: &str) {
+    pub(super) fn unit(&self, name: &str, text: &str, namespace: &str) {
         let units = self.folder.path().join("units");
         std::fs::write(units.join(name), text).expect("write the unit");
         let drop_ins = units.join(format!("{name}.d"));
@@ -71,7 +71,7 @@ impl Systemd {
         self.must(&["systemctl", "daemon-reload"]);
     }
 
-    fn log(&self) -> String {
+    pub(super) fn log(&self) -> String {
         std::fs::read_to_string(self.root.join(&PLACE[1..]).join("log")).unwrap_or_default()
     }
 }

@@ -13,6 +13,7 @@ pub mod mesh;
 pub mod peers;
 pub mod pod_traffic;
 pub mod traffic;
+pub mod wire;
 
 use std::fs::File;
 use std::io::{Read, Write};

@@ -154,6 +154,14 @@ impl Watch {
         self.sent = next;
     }
 
+    /// The highest counter after a datagram that is no sign of life. Data that came in the same tick counts as little, so the
+    /// gateway may be probed once too often.
+    pub(super) fn note_received(&mut self, tunnel: LocalIndex, highest: u64) {
+        if self.tunnel == Some(tunnel) {
+            self.received = highest;
+        }
+    }
+
     /// Its last tunnel ended.
     pub(super) fn note_down(&mut self, now: Instant, reason: TunnelDownReason) {
         self.tunnel = None;

@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use super::merit::Merit;
 use super::{Candidate, Way};
+use crate::node::samples::Samples;
 
 /// One path with its latest probes.
 #[derive(Debug)]
@@ -11,12 +13,7 @@ pub(in crate::node) struct Measured {
     /// The probe under way, and when it was sent.
     probe: Option<(u32, Instant)>,
     probed_at: Option<Instant>,
-    /// The last round trips, newest last.
-    round_trips: Vec<Duration>,
-    /// Outcomes of the last probes, the newest in the lowest bit; 1 is a loss.
-    losses: u8,
-    /// Number of outcomes, as far as they matter.
-    outcomes: u32,
+    samples: Samples,
     /// Probes lost since the last answer.
     missed: u32,
     /// Answers since the last loss.
@@ -30,23 +27,13 @@ pub(in crate::node) struct Measured {
     falls: (u32, Option<Instant>),
 }
 
-/// What makes one path better than another; the less, the better.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Merit {
-    pub(super) is_other_range: bool,
-    pub(super) is_lossy: bool,
-    pub(super) round_trip: Duration,
-}
-
 impl Measured {
     pub(super) fn new(candidate: Candidate) -> Self {
         Self {
             candidate,
             probe: None,
             probed_at: None,
-            round_trips: Vec::new(),
-            losses: 0,
-            outcomes: 0,
+            samples: Samples::default(),
             missed: 0,
             held: 0,
             is_lossy: false,
@@ -63,20 +50,25 @@ impl Measured {
 
     /// The median of the last round trips; `None` if there is none, or if the path does not answer any more.
     pub(in crate::node) fn round_trip(&self) -> Option<Duration> {
-        let mut sorted = self.round_trips.clone();
-        sorted.sort_unstable();
-        sorted.get(sorted.len() / 2).copied()
+        self.samples.round_trip()
     }
 
     /// The share of the last probes that were lost, in percent; `None` before the first outcome.
     pub(in crate::node) fn loss(&self) -> Option<u32> {
-        let known = self.outcomes.min(u8::BITS);
-        (known > 0).then(|| self.losses.count_ones() * 100 / known)
+        self.samples.loss()
     }
 
     pub(super) fn merit(&self) -> Option<Merit> {
         let round_trip = self.round_trip()?;
         Some(Merit { is_other_range: !self.candidate.is_preferred, is_lossy: self.is_lossy, round_trip })
+    }
+
+    /// What it may be like now: the newest round trip counts if it is shorter, for the median is slow to follow where other paths
+    /// have most of the probes.
+    pub(super) fn promise(&self) -> Option<Merit> {
+        let merit = self.merit()?;
+        let newest = self.samples.newest().unwrap_or(merit.round_trip);
+        Some(Merit { round_trip: merit.round_trip.min(newest), ..merit })
     }
 
     pub(super) fn awaits(&self, number: u32) -> bool {
@@ -93,14 +85,11 @@ impl Measured {
 
     pub(super) fn answered(&mut self, now: Instant) {
         let Some((_, sent)) = self.probe.take() else { return };
-        if self.round_trips.len() >= ROUND_TRIPS {
-            self.round_trips.remove(0);
-        }
-        self.round_trips.push(now.saturating_duration_since(sent));
+        self.samples.note_answer(now.saturating_duration_since(sent));
         (self.missed, self.has_answered) = (0, true);
         self.held += 1;
         self.answered_at = Some(now);
-        self.note(false);
+        self.judge_loss();
     }
 
     /// Counts a probe as lost if its answer is overdue.
@@ -109,10 +98,11 @@ impl Measured {
             self.probe = None;
             self.missed += 1;
             self.held = 0;
-            self.note(true);
+            self.samples.note_loss();
+            self.judge_loss();
             if self.is_silent() {
                 // What it was like before says little about when it is back.
-                self.round_trips.clear();
+                self.samples.forget_round_trips();
             }
         }
         if self.falls.1.is_some_and(|at| now >= at + FORGIVEN_AFTER) {
@@ -130,12 +120,9 @@ impl Measured {
         self.probe = None;
     }
 
-    fn note(&mut self, is_lost: bool) {
-        self.losses = self.losses << 1 | u8::from(is_lost);
-        self.outcomes = self.outcomes.saturating_add(1);
+    fn judge_loss(&mut self) {
         self.has_news = true;
-        let among = |last: u8| (self.losses & ((1 << last) - 1)).count_ones();
-        self.is_lossy = if self.is_lossy { self.held < self.probation() } else { among(6) >= 3 };
+        self.is_lossy = if self.is_lossy { self.held < self.probation() } else { self.samples.lost_among(6) >= 3 };
     }
 
     /// Answers in a row that make a lossy path a good one again.
@@ -152,6 +139,11 @@ impl Measured {
     /// It answered so recently that its silence means nothing.
     pub(super) fn answered_lately(&self, now: Instant) -> bool {
         self.answered_at.is_some_and(|at| now < at + LATELY)
+    }
+
+    /// Probes lost since the last answer.
+    pub(super) fn missed(&self) -> u32 {
+        self.missed
     }
 
     /// Its last probe was lost.
@@ -171,7 +163,7 @@ impl Measured {
 
     /// It was measured often enough to be chosen without need.
     pub(super) fn is_trusted(&self) -> bool {
-        self.is_answering() && self.round_trips.len() >= TRUSTED
+        self.is_answering() && self.samples.round_trips() >= TRUSTED
     }
 
     /// Whether it is to be probed at this time. A path that never answers is probed less and less often.
@@ -189,7 +181,6 @@ impl Measured {
     }
 }
 
-const ROUND_TRIPS: usize = 5;
 /// Round trips to know before a path is chosen.
 const TRUSTED: usize = 3;
 /// Lost probes in a row after which a path counts as dead.

@@ -6,13 +6,18 @@
 
 mod budget;
 mod measured;
+mod merit;
 mod probing;
+mod status;
+mod verdict;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use self::budget::Budget;
-use self::measured::{Measured, Merit};
+use self::measured::Measured;
+pub use self::status::PathStatus;
+pub use self::verdict::{PathReason, PathVerdict};
 use crate::index::Hop;
 use crate::wire::path_probe::{Answerer, PathProbe, PathReply};
 
@@ -33,37 +38,6 @@ pub(super) struct Candidate {
     pub(super) is_preferred: bool,
     /// Rendezvous hash of host and relay. Of equally good relays the one with the highest is used: it distributes hosts.
     pub(super) lot: u64,
-}
-
-/// Why a path is used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum PathReason {
-    /// The handshake came by it first, or the peer uses it.
-    Peer,
-    /// Its round trip is shorter by more than 18 % and 1 ms.
-    Faster,
-    /// The path before it lost more.
-    LessLoss,
-    /// It is in a preferred range.
-    Preferred,
-    /// The path before it did not answer any more.
-    Silence,
-    /// Of equally good relays, the hash of the host selects this one.
-    Spread,
-}
-
-impl std::fmt::Display for PathReason {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Peer => "the handshake or the peer chose it",
-            Self::Faster => "its round trip is shorter",
-            Self::LessLoss => "the path before it lost more",
-            Self::Preferred => "it is in a preferred range",
-            Self::Silence => "the path before it did not answer",
-            Self::Spread => "hosts are distributed over equally good relays",
-        })
-    }
 }
 
 impl Way {
@@ -165,10 +139,6 @@ impl Choice {
         }
     }
 
-    pub(super) fn ways(&self) -> impl Iterator<Item = &Measured> {
-        self.ways.iter()
-    }
-
     pub(super) fn current(&self) -> Way {
         self.current
     }
@@ -184,11 +154,23 @@ impl Choice {
             && self.ways.iter().filter(|way| way.is_answering()).count() > 1
     }
 
+    /// Whether the peer measures the direct paths and chooses.
+    pub(super) fn is_led(&self, now: Instant) -> bool {
+        now < self.led_until
+    }
+
+    /// The best path that answers, apart from the one in use.
+    pub(super) fn best_other(&self) -> Option<Way> {
+        let answering = self.ways.iter().filter(|way| way.way() != self.current && way.is_answering());
+        let (way, _) = answering.filter_map(|way| Some((way.way(), way.merit()?))).min_by_key(|(_, merit)| *merit)?;
+        Some(way)
+    }
+
     /// Whether there is a reason to begin a round.
     pub(super) fn may_measure(&self, now: Instant) -> bool {
         self.ways.len() > 1
             && match self.current {
-                Way::Direct(_) => self.peer != Some(Answerer::Echoes) && now >= self.led_until,
+                Way::Direct(_) => self.peer != Some(Answerer::Echoes) && !self.is_led(now),
                 Way::Relayed(_) => true,
             }
     }
@@ -269,11 +251,8 @@ impl Choice {
     /// The way to change to, and why.
     fn judge(&mut self, now: Instant, had_news: bool) -> Option<(Way, PathReason)> {
         let current = self.ways.iter().find(|way| way.way() == self.current)?;
-        let others = || self.ways.iter().filter(|way| way.way() != self.current);
         if current.is_silent() {
-            let best = others().filter(|way| way.is_answering()).min_by_key(|way| way.merit())?;
-            best.merit()?;
-            let way = best.way();
+            let way = self.best_other()?;
             self.leave(now);
             return Some((way, PathReason::Silence));
         }
@@ -281,7 +260,7 @@ impl Choice {
             return None;
         }
         let mine = current.merit()?;
-        let eligible = || others().filter(|way| way.is_trusted());
+        let eligible = || self.ways.iter().filter(|way| way.way() != self.current && way.is_trusted());
         let best = eligible().filter_map(Measured::merit).min()?;
         let is_relayed = matches!(self.current, Way::Relayed(_));
         let Some(reason) = mine.beaten_by(best) else {
@@ -328,21 +307,26 @@ impl Choice {
         let is_missing = current.is_some_and(Measured::is_missing);
         let is_urgent = is_missing || self.is_unheard && !current.is_some_and(|way| way.answered_lately(now));
         let affordable = self.budget.probes(is_urgent);
-        let mut order: Vec<usize> = (0..self.ways.len()).filter(|&n| self.ways[n].is_due(now)).collect();
         let current = self.current;
         // Until the peer showed that it measures, no direct path but the present one is probed: see `path_probe`.
-        if current.is_direct() && self.peer.is_none() {
-            order.retain(|&n| self.ways.get(n).is_some_and(|way| way.way() == current));
-        }
-        let place = |ways: &[Measured], n: usize| {
-            ways.get(n).map(|way| (way.way() != current, way.merit().is_none(), way.merit()))
-        };
-        order.sort_by_key(|&n| place(&self.ways, n));
+        let only_current = current.is_direct() && self.peer.is_none();
+        let due = self.ways.iter().enumerate();
+        let due = due.filter(|(_, way)| way.is_due(now) && (!only_current || way.way() == current));
+        let mut due: Vec<_> = due
+            .map(|(n, way)| {
+                let promise = way.promise();
+                // Each path is tried once before one that did not answer is tried again.
+                ((way.way() != current, promise.is_none(), promise, way.missed(), n), way.probed_at())
+            })
+            .collect();
         // The current way and the best others in each round, all others in turn.
-        let mut chosen: Vec<usize> = order.iter().copied().take(EACH_ROUND).collect();
-        let mut rest: Vec<usize> = order.into_iter().skip(EACH_ROUND).collect();
-        rest.sort_by_key(|&n| self.ways.get(n).and_then(Measured::probed_at));
-        chosen.extend(rest.first());
+        let mut chosen = Vec::with_capacity(EACH_ROUND + 1);
+        while chosen.len() < EACH_ROUND
+            && let Some(best) = (0..due.len()).min_by_key(|&at| due[at].0)
+        {
+            chosen.push(due.swap_remove(best).0.4);
+        }
+        chosen.extend(due.iter().min_by_key(|(place, probed_at)| (*probed_at, *place)).map(|(place, _)| place.4));
         if affordable < chosen.len() {
             // Whether the current way is dead; and if it seems so, whether others live.
             let most = if is_missing { chosen.len() } else { usize::from(is_urgent) };
@@ -362,25 +346,6 @@ impl Choice {
     }
 }
 
-impl Merit {
-    /// Why the other is better by so much that it is worth a change.
-    fn beaten_by(self, other: Self) -> Option<PathReason> {
-        if self.is_other_range != other.is_other_range {
-            return self.is_other_range.then_some(PathReason::Preferred);
-        }
-        if self.is_lossy != other.is_lossy {
-            return self.is_lossy.then_some(PathReason::LessLoss);
-        }
-        let worth = other.round_trip + (other.round_trip / 100 * MARGIN_PERCENT).max(MARGIN);
-        (self.round_trip > worth).then_some(PathReason::Faster)
-    }
-
-    /// Whether it is no reason to change that the other one is better.
-    fn is_as_good(self, other: Self) -> bool {
-        self.beaten_by(other).is_none()
-    }
-}
-
 /// Time between two rounds.
 const ROUND: Duration = Duration::from_secs(1);
 /// A tunnel without traffic in so many rounds is idle.
@@ -389,9 +354,6 @@ const QUIET_ROUNDS: u32 = 2;
 const ROUNDS: u32 = 3;
 /// Rounds before a host moves to an equally good relay, such as one that has restarted; up to a minute of jitter is added.
 const RESETTLE_ROUNDS: u32 = 60;
-/// How much shorter a round trip has to be.
-const MARGIN_PERCENT: u32 = 18;
-const MARGIN: Duration = Duration::from_millis(1);
 /// Moves that may follow each other at once, and how often there may be one in the long run. A way that does not answer is left
 /// at any time.
 const MAX_MOVES: f64 = 8.0;

@@ -137,15 +137,23 @@ impl Paths<'_> {
         }
     }
 
-    /// Tries all other endpoints of a peer that still owes an answer. A peer that gets the request answers from there, and
-    /// moves the tunnel; this includes Go Nebula.
+    /// Tests other endpoints of a peer that has not answered yet: the best one, or all if none was measured. A peer that gets the
+    /// request answers from there, which moves the tunnel; this includes Go Nebula. Does nothing if the peer chooses the path.
     pub(in crate::node) fn elsewhere_due(&mut self, index: LocalIndex) {
         let Some(live) = self.tunnels.get(index) else { return };
         let tunnel = Arc::clone(&live.tunnel);
         if !live.liveness.is_awaiting() || tunnel.was_heard() {
             return;
         }
-        for endpoint in self.elsewhere(&tunnel).collect::<Vec<_>>() {
+        let choice = live.choice.as_ref();
+        if choice.is_some_and(|choice| choice.is_led(self.now)) {
+            return;
+        }
+        let endpoints: Vec<_> = match choice.and_then(|choice| choice.best_other()) {
+            Some(Way::Direct(endpoint)) => vec![endpoint],
+            _ => self.elsewhere(&tunnel).collect(),
+        };
+        for endpoint in endpoints {
             self.try_endpoint(&tunnel, endpoint);
         }
     }
@@ -157,7 +165,7 @@ impl Paths<'_> {
         known.into_iter().filter(move |at| Some(*at) != current)
     }
 
-    /// Whether the paths of a tunnel are measured. Probes have a body, at which Go Nebula up to 1.9 panics.
+    /// Whether the paths of a tunnel are measured. Go Nebula before 1.10 is not probed: it does not return a body intact.
     fn measures(&self, tunnel: &Tunnel) -> bool {
         self.config.measure_paths && !self.config.lighthouse.am_lighthouse && tunnel.answers_long_tests
     }

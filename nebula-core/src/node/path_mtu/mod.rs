@@ -45,6 +45,14 @@ pub(super) struct Search {
     is_turn_of_top: bool,
     /// The first run on the present path.
     is_first_run: bool,
+    /// Whether connections wait to be opened until that run has ended.
+    holds: bool,
+    /// Send counter at the last look.
+    looked: u64,
+    /// Datagrams sent between earlier looks, newest first.
+    passed: [u64; 2],
+    /// Much less is sent than before, so connections may have stalled because the path shrank.
+    has_stalled: bool,
 }
 
 /// Probes under way.
@@ -88,6 +96,10 @@ impl Search {
             raise_at: now,
             is_turn_of_top: true,
             is_first_run: false,
+            holds: false,
+            looked: 0,
+            passed: [0; 2],
+            has_stalled: false,
         }
     }
 
@@ -95,7 +107,7 @@ impl Search {
     pub(super) fn state(&self) -> PathState {
         match self.limit {
             Some(limit) => PathState::Limited(limit),
-            None if self.is_first_run => PathState::UnderExamination,
+            None if self.is_first_run && self.holds => PathState::UnderExamination,
             None => PathState::Open,
         }
     }
@@ -121,6 +133,7 @@ impl Search {
             return Step::default();
         }
         self.is_first_run = true;
+        self.holds = self.round_trip <= NEAR;
         if self.is_safe { self.check(now, sent, self.top) } else { self.ask(now, sent, 1) }
     }
 
@@ -139,8 +152,16 @@ impl Search {
         self.is_first_run = false;
     }
 
-    /// Whether the traffic since the path was last examined is a reason to call [`Search::due`].
-    pub(super) fn is_worth_a_look(&self, now: Instant, sent: u64) -> bool {
+    /// Compares the traffic since the last call with earlier traffic. Returns whether to call [`Search::due`].
+    pub(super) fn look(&mut self, now: Instant, sent: u64) -> bool {
+        let passed = sent.saturating_sub(self.looked);
+        let [newest, oldest] = self.passed;
+        self.has_stalled = passed >= STALLED && newest.max(oldest) >= PASSED_BEFORE.max(passed.saturating_mul(8));
+        (self.looked, self.passed) = (sent, [passed, if self.has_stalled { 0 } else { newest }]);
+        self.is_worth_a_run(now, sent)
+    }
+
+    fn is_worth_a_run(&self, now: Instant, sent: u64) -> bool {
         self.run.is_none() && (self.may_check(now, sent) || self.may_raise(now, sent))
     }
 
@@ -148,7 +169,7 @@ impl Search {
     pub(super) fn due(&mut self, now: Instant, sent: u64) -> Step {
         match self.run.take() {
             // Not as often as at first: a Go Nebula that does not survive long probes gives the same answer each time.
-            None if !self.is_safe && self.is_worth_a_look(now, sent) => self.ask(now, sent, CHECK_ROUNDS),
+            None if !self.is_safe && self.is_worth_a_run(now, sent) => self.ask(now, sent, CHECK_ROUNDS),
             Some(Run::Ask { round }) if round < CHECK_ROUNDS => self.ask(now, sent, round + 1),
             Some(Run::Ask { .. }) => self.rest(now, sent),
             None if self.may_raise(now, sent) => self.raise(now, sent),
@@ -230,7 +251,8 @@ impl Search {
         let (counter, at) = self.examined;
         // A peer that answered nothing is asked less often.
         let interval = if self.confirmed > 0 { CHECK_INTERVAL } else { RAISE_INTERVAL };
-        self.top > 0 && sent.saturating_sub(counter) >= DATAGRAMS_PER_CHECK && now >= at + interval
+        let enough = if self.has_stalled { 1 } else { DATAGRAMS_PER_CHECK };
+        self.top > 0 && sent.saturating_sub(counter) >= enough && now >= at + interval
     }
 
     fn may_raise(&self, now: Instant, sent: u64) -> bool {
@@ -241,12 +263,12 @@ impl Search {
     }
 
     fn ask(&mut self, now: Instant, sent: u64, round: u32) -> Step {
-        self.examined = (sent, now);
+        (self.examined, self.has_stalled) = ((sent, now), false);
         self.send(now, &[SHORT], Run::Ask { round })
     }
 
     fn check(&mut self, now: Instant, sent: u64, target: u16) -> Step {
-        self.examined = (sent, now);
+        (self.examined, self.has_stalled) = ((sent, now), false);
         self.send(now, &[target], Run::Check { target, round: 1, best: 0 })
     }
 
@@ -336,8 +358,13 @@ const NARROW_TRIES: u32 = 2;
 const PRECISION: u16 = 16;
 /// After this time with traffic, the path is examined again: its MTU may have changed.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
-/// Datagrams in that time, so that a check is at most half a percent of them.
-const DATAGRAMS_PER_CHECK: u64 = 200;
+/// Datagrams in that time, so that a check is at most a thousandth of them, and its answer another one.
+const DATAGRAMS_PER_CHECK: u64 = 1000;
+/// Connections may have stalled if a tunnel that sent at least this many datagrams between two looks now sends an eighth of them or
+/// less ...
+const PASSED_BEFORE: u64 = 200;
+/// ... but at least this many, which may be retransmissions.
+const STALLED: u64 = 2;
 /// A path with a limit is tried with a larger packet after this time: two probes a minute.
 const RAISE_INTERVAL: Duration = Duration::from_secs(30);
 /// Datagrams in that time, without which the peer is not in use.
@@ -345,6 +372,10 @@ const MIN_DATAGRAMS: u64 = 8;
 /// The answer may be computed by a busy host.
 const MIN_PATIENCE: Duration = Duration::from_millis(50);
 const MAX_PATIENCE: Duration = Duration::from_secs(1);
+/// Connections to peers with a longer round trip do not wait, because users would notice the delay of two round trips. If the path
+/// turns out to be too small, senders on this host are told. A distant Go Nebula peer does not examine paths, so its first packets
+/// on such a connection may be lost.
+const NEAR: Duration = Duration::from_millis(25);
 /// A handshake that took longer was repeated.
 const MAX_HANDSHAKE: Duration = Duration::from_millis(100);
 

@@ -48,8 +48,8 @@ impl Node {
 
     /// Examines the path of a tunnel again if its traffic since the last time is a reason to.
     pub(in crate::node) fn look_after_path_mtu(&mut self, now: Instant, index: LocalIndex) {
-        let Some(live) = self.tunnels.get(index) else { return };
-        if live.path_mtu.is_worth_a_look(now, live.tunnel.session.next_counter()) {
+        let Some(live) = self.tunnels.get_mut(index) else { return };
+        if live.path_mtu.look(now, live.tunnel.session.next_counter()) {
             self.paths(now).path_mtu_due(index);
         }
     }

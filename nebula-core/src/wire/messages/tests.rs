@@ -105,18 +105,42 @@ mod meta {
     }
 
     #[test]
-    fn each_list_is_cut_to_ten() {
-        let mut meta = Meta::new(MetaKind::HostQueryReply, Version::V2, Some(ip("10.0.0.1")));
-        for n in 1..30 {
-            meta.endpoints.push(SocketAddr::from(([192, 0, 2, n], 4242)));
-            meta.endpoints.push(SocketAddr::new(ip(&format!("2001:db8::{n}")), 4242));
-            meta.relays.push(IpAddr::from([10, 0, 1, n]));
+    fn lists_are_cut_and_no_family_starves_the_other() {
+        for (ipv4, ipv6, left) in [
+            (30, 30, (12, 12)),
+            (30, 3, (21, 3)),
+            (3, 30, (3, 21)),
+            (30, 0, (24, 0)),
+            (0, 30, (0, 24)),
+            (11, 11, (11, 11)),
+        ] {
+            let mut meta = Meta::new(MetaKind::HostQueryReply, Version::V2, Some(ip("10.0.0.1")));
+            meta.endpoints.extend((0..ipv6).map(|n| SocketAddr::new(ip(&format!("2001:db8::{n}")), 4242)));
+            meta.endpoints.extend((0..ipv4).map(|n| SocketAddr::from(([192, 0, 2, n], 4242))));
+            meta.relays.extend((0..30).map(|n| IpAddr::from([10, 0, 1, n])));
+            let read = Meta::parse(&meta.encode().unwrap()).unwrap();
+            let (v4, v6): (Vec<SocketAddr>, Vec<SocketAddr>) =
+                read.endpoints.iter().partition(|endpoint| endpoint.is_ipv4());
+            assert_eq!((v4.len(), v6.len()), left, "of {ipv4} and {ipv6}");
+            assert!(
+                v4.iter().enumerate().all(|(n, at)| at.ip() == IpAddr::from([192, 0, 2, n as u8])),
+                "the first ones"
+            );
+            assert_eq!(read.relays, meta.relays[..MAX_RELAYS]);
         }
-        let read = Meta::parse(&meta.encode().unwrap()).unwrap();
-        assert_eq!(read.endpoints.len(), 20);
-        assert_eq!(read.endpoints.iter().filter(|endpoint| endpoint.is_ipv4()).count(), 10);
-        assert_eq!(read.endpoints[9], "192.0.2.10:4242".parse().unwrap());
-        assert_eq!(read.relays, meta.relays[..10]);
+    }
+
+    #[test]
+    fn the_largest_reply_fits_into_a_datagram_of_the_smallest_ipv6_path() {
+        let mut meta =
+            Meta::new(MetaKind::HostQueryReply, Version::V2, Some(ip("fd00:ffff:ffff:ffff:ffff:ffff:ffff:ffff")));
+        let longest = ip("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff");
+        meta.endpoints = vec![SocketAddr::new(longest, 65535); MAX_ENDPOINTS + 1];
+        meta.relays = vec![longest; MAX_RELAYS];
+        // A header and a tag, again for the relay, UDP and IPv6.
+        let datagram = meta.encode().unwrap().len() + 2 * (16 + 16) + 8 + 40;
+        assert_eq!(datagram, 1081);
+        assert!(datagram <= 1280);
     }
 
     #[test]
@@ -272,7 +296,7 @@ proptest! {
         let _ = HandshakePayload::parse(&bytes);
         let _ = Control::parse(&bytes);
         if let Ok(meta) = Meta::parse(&bytes) {
-            prop_assert!(meta.endpoints.len() <= 2 * MAX_ADDRESSES && meta.relays.len() <= MAX_ADDRESSES);
+            prop_assert!(meta.endpoints.len() <= MAX_ENDPOINTS && meta.relays.len() <= MAX_RELAYS);
         }
     }
 }

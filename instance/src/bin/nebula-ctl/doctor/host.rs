@@ -15,6 +15,8 @@ pub(super) fn findings(facts: &Value) -> Vec<Finding> {
     found.extend(device(host));
     found.extend(list(&host["routes"]).iter().filter_map(|route| kernel_route(route, host)));
     found.extend(lighthouses(host));
+    found.extend(names(&host["names"]));
+    found.extend(relays(host));
     found.extend(list(&facts["paths"]).iter().filter_map(|path| path_mtu(path, host)));
     found
 }
@@ -53,6 +55,64 @@ pub(super) fn of_status(status: &Value) -> Vec<Finding> {
     if needs_them && lighthouses.iter().all(|lighthouse| lighthouse["connected"] == false) {
         let all: Vec<_> = lighthouses.iter().map(|lighthouse| text(&lighthouse["address"])).collect();
         found.push(all_unreachable(&all));
+    }
+    found
+}
+
+/// The relays that this host may choose.
+fn relays(host: &Value) -> Vec<Finding> {
+    let groups = texts(&host["relay_groups"]);
+    let mut found = Vec::new();
+    if host["relay_force"] == true {
+        found.push(Finding::warning(
+            "relay_forced",
+            HERE,
+            "relay.force is set, so no peer is reached directly",
+            "It is for tests. Remove it and reload.",
+        ));
+    }
+    if groups.is_empty() || host["am_relay"] == true || host["am_lighthouse"] == true {
+        return found;
+    }
+    let relays = list(&host["relays"]);
+    if relays.is_empty() {
+        found.push(Finding::error(
+            "no_relay_offered",
+            HERE,
+            format!("relay.groups is {}, and no lighthouse offers a relay", groups.join(", ")),
+            "Set relay.groups on the lighthouses, too (Go Nebula offers none), and relay.am_relay on hosts with the group that \
+             have a direct tunnel to a lighthouse.",
+        ));
+        return found;
+    }
+    let with = |trouble: &str| -> Vec<String> {
+        relays.iter().filter(|relay| relay["trouble"] == trouble).map(|relay| text(&relay["relay"])).collect()
+    };
+    let strangers = with("not_member");
+    if !strangers.is_empty() {
+        found.push(Finding::warning(
+            "relay_without_group",
+            HERE,
+            format!("{} offered as relay, without a group of relay.groups in the certificate", strangers.join(", ")),
+            "relay.groups of the lighthouses and of this host differ; or a lighthouse is not to be trusted.",
+        ));
+    }
+    let refuse = with("refuses");
+    if !refuse.is_empty() {
+        found.push(Finding::warning(
+            "offered_relay_refuses",
+            HERE,
+            format!("{} has the group of relays and does not answer requests for a hop", refuse.join(", ")),
+            "Set relay.am_relay to true there, or issue its certificate without the group.",
+        ));
+    }
+    if relays.iter().all(|relay| relay["chosen"] == false && relay["tried"] == false) {
+        found.push(Finding::error(
+            "no_relay_chosen",
+            HERE,
+            format!("none of the {} relays that lighthouses offer can be used", relays.len()),
+            "`nebula ctl status` says why for each of them.",
+        ));
     }
     found
 }
@@ -290,6 +350,18 @@ fn all_unreachable(addresses: &[String]) -> Finding {
         "there is no tunnel with any lighthouse: this host finds nobody and nobody finds it",
         &format!("`nebula ctl why {first}` says why."),
     )
+}
+
+fn names(names: &Value) -> Option<Finding> {
+    let error = names["error"].as_str()?;
+    let (domain, server) = (text(&names["domain"]), text(&names["server"]));
+    let about = format!("the names of {domain}");
+    let cause = format!("programs of this host do not resolve them, because no resolver could be told: {error}");
+    let advice = format!(
+        "Install systemd-resolved, or dnsmasq with openresolv, and restart nebula. Or forward the domain to {server} in the resolver \
+         that this host has, and set resolver.register to false."
+    );
+    Some(Finding::warning("names_not_registered", about, cause, &advice))
 }
 
 fn path_mtu(path: &Value, host: &Value) -> Option<Finding> {

@@ -13,11 +13,13 @@ fn facts() -> Value {
                 "lifetime_seconds": 30_000_000},
             "cas": [{"name": "ca", "own": true, "seconds_left": 90_000_000, "begins_in_seconds": 0}],
             "am_lighthouse": false, "am_relay": false, "use_relays": true,
+            "relay_force": false, "relay_groups": [], "relays": [],
             "lighthouses": [{"address": "10.42.0.1", "connected": true, "own_address": false, "configured": true,
                 "endpoints": ["192.0.2.1:4242"]}],
             "link": {"present": true, "up": true, "mtu": 1300, "addresses": ["10.42.0.7"]},
             "mtu": {"tun": 1300, "device": 1300},
             "routes": [{"network": "10.42.0.0/16", "to_overlay": true, "device": "nebula1"}],
+            "names": {"domain": "nebula.internal", "server": "10.42.0.7:53", "told": "systemd-resolved", "error": null},
             "clock_step": null,
         },
         "peers": [], "callers": [], "sends": [], "drops": [], "doubles": [], "relays_refused": [],
@@ -134,6 +136,10 @@ causes! {
     lighthouse_whose_name_is_not_found:
         host("/lighthouses/0", json!({"address": "10.42.0.1", "connected": false, "configured": true, "endpoints": []}))
         => "lighthouse_name_unresolved", ["getent"];
+    names_that_no_resolver_was_told_of:
+        host("/names", json!({"domain": "nebula.internal", "server": "10.42.0.7:53", "told": null,
+            "error": "resolvectl cannot be run"}))
+        => "names_not_registered", ["nebula.internal", "resolvectl cannot be run", "to 10.42.0.7:53", "resolver.register"];
     all_lighthouses_lost: host("/lighthouses/0/connected", json!(false))
         => "all_lighthouses_unreachable", ["nebula ctl why 10.42.0.1"];
     configuration_that_would_be_refused:
@@ -196,6 +202,22 @@ causes! {
     relays_switched_off:
         with(lost("/known/relays", json!(["10.42.0.3"])), "/host/use_relays", json!(false))
         => "relays_not_used", ["relay.use_relays"];
+    relays_only:
+        host("/relay_force", json!(true)) => "relay_forced", ["relay.force"];
+    no_relay_is_offered:
+        host("/relay_groups", json!(["relay"])) => "no_relay_offered", ["relay.groups", "am_relay"];
+    a_stranger_is_offered:
+        with(host("/relay_groups", json!(["relay"])), "/host/relays", json!([{"relay": "10.42.0.3", "chosen": false,
+            "tried": true, "trouble": "not_member"}]))
+        => "relay_without_group", ["10.42.0.3"];
+    an_offered_relay_refuses:
+        with(host("/relay_groups", json!(["relay"])), "/host/relays", json!([{"relay": "10.42.0.3", "chosen": false,
+            "tried": true, "trouble": "refuses"}]))
+        => "offered_relay_refuses", ["10.42.0.3", "am_relay"];
+    no_offered_relay_can_be_used:
+        with(host("/relay_groups", json!(["relay"])), "/host/relays", json!([{"relay": "10.42.0.3", "chosen": false,
+            "tried": false, "trouble": "unreachable"}]))
+        => "no_relay_chosen", ["ctl status"];
     relay_asked_in_vain:
         with(facts(), "/relays_refused", json!([{"from": "10.42.0.9", "to": "10.42.0.8",
             "am_relay": false, "seconds_ago": 3}]))

@@ -1,0 +1,209 @@
+//! What a program does with its connections and ports.
+
+use std::net::{IpAddr, SocketAddr};
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use nebula_cert::VerifiedCertificate;
+use nebula_core::forward::Offload;
+
+use super::bindings::{Listener, UdpPort};
+use super::entry::Stage;
+use super::{Flow, Id, MAX_OUTGOING, Stack, packet};
+use crate::tcp::Error;
+
+impl Stack {
+    /// Waits until a connection that this side opened is open.
+    ///
+    /// # Errors
+    /// Returns an error if it could not be opened.
+    pub fn poll_open(&mut self, id: Id, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        let Some(entry) = self.connections.get_mut(id) else { return Poll::Ready(Err(Error::Closed)) };
+        match (entry.connection.error(), entry.stage) {
+            (_, Stage::Open) => Poll::Ready(Ok(())),
+            (Some(error), _) => Poll::Ready(Err(error)),
+            _ => {
+                entry.wait_to_write(context);
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Reads; `Ok(0)` is the end of the stream.
+    ///
+    /// # Errors
+    /// Returns an error if the connection has failed.
+    pub fn poll_read(
+        &mut self,
+        now: Instant,
+        id: Id,
+        context: &mut Context<'_>,
+        out: &mut [u8],
+    ) -> Poll<Result<usize, Error>> {
+        let Some(entry) = self.connections.get_mut(id) else { return Poll::Ready(Err(Error::Closed)) };
+        match entry.connection.read(now, out) {
+            Ok(Some(count)) => {
+                self.buffered -= count;
+                // The window may be worth telling.
+                if entry.connection.wants_ack(now) {
+                    self.settle(now, id);
+                }
+                Poll::Ready(Ok(count))
+            }
+            Ok(None) => {
+                entry.wait_to_read(context);
+                Poll::Pending
+            }
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+
+    /// Writes what there is room for.
+    ///
+    /// # Errors
+    /// Returns an error if the connection has failed or this side of it was closed.
+    pub fn poll_write(
+        &mut self,
+        now: Instant,
+        id: Id,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<Result<usize, Error>> {
+        let Some(entry) = self.connections.get_mut(id) else { return Poll::Ready(Err(Error::Closed)) };
+        match entry.connection.write(bytes) {
+            Ok(0) if !bytes.is_empty() => {
+                entry.wait_to_write(context);
+                Poll::Pending
+            }
+            Ok(count) => {
+                self.settle(now, id);
+                Poll::Ready(Ok(count))
+            }
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+
+    /// Closes the sending side.
+    pub fn shut_down(&mut self, now: Instant, id: Id) {
+        if let Some(entry) = self.connections.get_mut(id) {
+            entry.connection.shut_down();
+            self.settle(now, id);
+        }
+    }
+
+    /// The program needs the connection no more; see [`Connection::close`](crate::tcp::Connection::close).
+    pub fn close(&mut self, now: Instant, id: Id) {
+        if let Some(entry) = self.connections.get_mut(id) {
+            entry.orphaned = true;
+            entry.connection.close(now);
+            self.settle(now, id);
+        }
+    }
+
+    /// Ends all connections with a reset.
+    pub fn abort_all(&mut self, now: Instant) {
+        for id in self.connections.ids().collect::<Vec<_>>() {
+            if let Some(entry) = self.connections.get_mut(id) {
+                entry.connection.abort();
+                entry.wake();
+                self.settle(now, id);
+            }
+        }
+        self.bindings.wake_all();
+    }
+
+    /// Sends small segments at once, or waits for the acknowledgement of others.
+    pub fn set_no_delay(&mut self, id: Id, no_delay: bool) {
+        if let Some(entry) = self.connections.get_mut(id) {
+            entry.connection.set_no_delay(no_delay);
+        }
+    }
+
+    /// The peer's certificate.
+    #[must_use]
+    pub fn certificate(&self, id: Id) -> Option<VerifiedCertificate> {
+        self.connections.get(id)?.certificate.clone()
+    }
+
+    /// The two ends of a connection.
+    #[must_use]
+    pub fn flow(&self, id: Id) -> Option<Flow> {
+        self.connections.get(id).map(|entry| entry.flow)
+    }
+
+    /// Listens on a port, 0 for any free one, of all addresses or of one. Returns the port.
+    ///
+    /// # Errors
+    /// Returns `None` if the port is taken or the address is not the node's.
+    pub fn listen(&mut self, address: Option<IpAddr>, port: u16) -> Option<u16> {
+        self.check_address(address)?;
+        self.bindings.listen(address, port, self.secret.next_port())
+    }
+
+    /// Waits for the next connection of a listener.
+    pub fn poll_accept(&mut self, address: Option<IpAddr>, port: u16, context: &mut Context<'_>) -> Poll<Option<Id>> {
+        let Some(listener) = self.bindings.listener_at(address, port) else { return Poll::Ready(None) };
+        match listener.accept(context) {
+            Poll::Ready(id) => {
+                if let Some(entry) = self.connections.get_mut(id) {
+                    entry.stage = Stage::Open;
+                }
+                Poll::Ready(Some(id))
+            }
+            Poll::Pending => Poll::Pending,
+        }
+    }
+
+    /// Ends a listener, and the connections that wait in it.
+    pub fn unlisten(&mut self, now: Instant, address: Option<IpAddr>, port: u16) {
+        for id in self.bindings.unlisten(address, port).into_iter().flat_map(Listener::into_waiting) {
+            if let Some(entry) = self.connections.get_mut(id) {
+                entry.orphaned = true;
+                entry.connection.abort();
+                self.settle(now, id);
+            }
+        }
+    }
+
+    /// Opens a UDP port, 0 for any free one, of all addresses or of one. Returns the port; `None` as [`Stack::listen`].
+    pub fn bind_udp(&mut self, address: Option<IpAddr>, port: u16) -> Option<u16> {
+        self.check_address(address)?;
+        self.bindings.bind_udp(address, port, self.secret.next_port())
+    }
+
+    /// Closes a UDP port.
+    pub fn unbind_udp(&mut self, address: Option<IpAddr>, port: u16) {
+        self.bindings.unbind_udp(address, port);
+    }
+
+    /// Waits for the next datagram of a UDP port.
+    pub fn poll_receive_from(
+        &mut self,
+        address: Option<IpAddr>,
+        port: u16,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<(SocketAddr, Vec<u8>)>> {
+        match self.bindings.udp_at(address, port).map(|it: &mut UdpPort| it.pop(context)) {
+            Some(Poll::Ready(datagram)) => Poll::Ready(Some(datagram)),
+            Some(Poll::Pending) => Poll::Pending,
+            None => Poll::Ready(None),
+        }
+    }
+
+    /// Sends a datagram; `false` if it cannot: no address of that family, too long, or too many wait to be sent.
+    pub fn send_to(&mut self, address: Option<IpAddr>, port: u16, remote: SocketAddr, payload: &[u8]) -> bool {
+        let local = address.or_else(|| self.local_for(remote.ip()));
+        let Some(local) = local.filter(|local| local.is_ipv4() == remote.is_ipv4()) else { return false };
+        let room = usize::from(self.mtu) - packet::header_len(remote.ip()) - 8;
+        if payload.len() > room || self.outgoing.len() >= MAX_OUTGOING {
+            return false;
+        }
+        let (packet, checksum) = packet::udp_packet(SocketAddr::new(local, port), remote, payload);
+        self.send(packet, Offload { segment: None, checksum: Some(checksum) });
+        true
+    }
+
+    fn check_address(&self, address: Option<IpAddr>) -> Option<()> {
+        address.is_none_or(|address| self.addresses.contains(&address)).then_some(())
+    }
+}
