@@ -2,7 +2,7 @@
 //! it cached when it made the pod.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use base64::Engine;
@@ -13,26 +13,24 @@ use crate::config::PLUGIN;
 use crate::durable;
 use crate::host_root::HostRoot;
 
-/// How many attachments name our plugin. Waits some seconds for those whose removal is under way: our plugin is the first
-/// that a runtime asks, and the cache is cleared last.
+/// The files of attachments that name our plugin. Waits some seconds for those whose removal is under way: our plugin is the
+/// first that a runtime asks, and the cache is cleared last.
 #[must_use]
-pub(crate) fn attachments_for_good(host: &HostRoot) -> usize {
+pub(crate) fn attachments_for_good(host: &HostRoot) -> Vec<PathBuf> {
     for _ in 0..SETTLES {
-        if attachments(host) == 0 {
-            return 0;
+        if attachments(host).is_empty() {
+            return Vec::new();
         }
         SystemClock.sleep(LOOK_EVERY);
     }
     attachments(host)
 }
 
-fn attachments(host: &HostRoot) -> usize {
+fn attachments(host: &HostRoot) -> Vec<PathBuf> {
     let entries =
         CACHES.iter().flat_map(|dir| fs::read_dir(host.resolve(Path::new(dir))).into_iter().flatten().flatten());
-    let names_us = |entry: &fs::DirEntry| {
-        durable::read_bounded(&entry.path(), MAX_CACHED).is_ok_and(|bytes| mentions_plugin(&bytes))
-    };
-    entries.filter(names_us).count()
+    let names_us = |path: &PathBuf| durable::read_bounded(path, MAX_CACHED).is_ok_and(|bytes| mentions_plugin(&bytes));
+    entries.map(|entry| entry.path()).filter(names_us).collect()
 }
 
 fn mentions_plugin(cached: &[u8]) -> bool {

@@ -122,9 +122,12 @@ pub fn run(
     for dir in &places.bin {
         remove(&host.resolve(&dir.join(INSTANCE)))?;
     }
-    let cached = cni_cache::attachments_for_good(host);
-    if cached > 0 {
-        tell(&format!("{cached} pod(s) of the runtime's cache still name {PLUGIN}: it stays to answer their DEL"));
+    let cached: Vec<_> = cni_cache::attachments_for_good(host).iter().map(|path| path.display().to_string()).collect();
+    if !cached.is_empty() {
+        let (cached, named) = (cached.len(), list(&cached));
+        tell(&format!(
+            "{cached} pod(s) of the runtime's cache still name {PLUGIN}, which stays to answer their DEL: {named}"
+        ));
         return Ok(Left::Plugin { cached });
     }
     for dir in &places.bin {
@@ -213,10 +216,10 @@ fn empty_node(
     }
 }
 
-/// The first of these pods, and how many more there are.
-fn list(pods: &[String]) -> String {
-    let named = pods.iter().take(MOST_NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
-    match pods.len().saturating_sub(MOST_NAMED) {
+/// The first of these pods or files, and how many more there are.
+fn list(all: &[String]) -> String {
+    let named = all.iter().take(MOST_NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
+    match all.len().saturating_sub(MOST_NAMED) {
         0 => named,
         more => format!("{named} and {more} more"),
     }
@@ -265,7 +268,7 @@ fn remove(path: &Path) -> Result<(), UninstallError> {
 }
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Pods that a message names.
+/// Pods or files that a message names.
 const MOST_NAMED: usize = 10;
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 const AGENT_NOTICES: Duration = Duration::from_secs(1);
@@ -340,7 +343,11 @@ mod tests {
         // {"type":"nebula-cni-plugin"}
         fs::write(&cached, r#"{"kind":"cniCacheV1","config":"eyJ0eXBlIjoibmVidWxhLWNuaS1wbHVnaW4ifQ=="}"#).unwrap();
         fs::write(cached.with_file_name("b"), r#"{"kind":"cniCacheV1","config":"eyJ0eXBlIjoiYnJpZGdlIn0="}"#).unwrap();
-        assert_eq!(node.uninstall(), Left::Plugin { cached: 1 });
+        let mut said = String::new();
+        let tell = &mut |line: &str| said.push_str(line);
+        let left = run(&node.places, &node.host, Attached::Wait, &AtomicBool::new(false), tell).unwrap();
+        assert_eq!(left, Left::Plugin { cached: 1 });
+        assert!(said.contains("1 pod(s)") && said.contains("/var/lib/cni/results/a-c1-eth0"), "{said}");
         let files = node.files();
         assert!(files.contains(&"opt/cni/bin/nebula-cni-plugin".to_owned()), "{files:?}");
         assert!(Retirement::new(node.host.clone()).has_begun(), "the agent must not put the rest back");

@@ -188,7 +188,10 @@ fn uninstall(options: &Uninstall) -> Result<ExitCode, Box<dyn Error>> {
     let tell = &mut |line: &str| eprintln!("nebula-cni-agent: {line}");
     let left = uninstall::run(&places, &config.host_root, attached, &is_ended, tell)?;
     if let Left::Plugin { .. } = left {
-        eprintln!("nebula-cni-agent: run this again once these pods are gone");
+        eprintln!(
+            "nebula-cni-agent: run this again once these pods are gone; delete the file of a pod that the runtime does not \
+             know (it was killed while it made the pod)"
+        );
     }
     Ok(ExitCode::SUCCESS)
 }

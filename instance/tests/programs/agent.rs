@@ -8,7 +8,7 @@ use crate::world;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,12 @@ fn assert_unused(state_dir: &Path) {
     let used: Vec<_> = entries.map(|entry| entry.file_name()).filter(|name| name != ".starts").collect();
     assert!(used.is_empty(), "{}: {used:?}: is Nebula in use here, or a test still running?", state_dir.display());
     let _ = fs::remove_dir_all(state_dir);
+}
+
+/// Checks that an uninstallation left nothing to pods in the cache of libcni.
+pub(crate) fn removed_everything(uninstallation: &Output) {
+    let said = String::from_utf8_lossy(&uninstallation.stderr);
+    assert!(uninstallation.status.success() && said.contains("everything is removed"), "{said}");
 }
 
 /// A node with a containerd, the primary plugin's configuration, and an agent that may run.
@@ -312,7 +318,7 @@ pub(crate) fn install_keep_and_uninstall(mut p: Prepared) {
         p.runtime.cri(&[verb, &web]).unwrap_or_else(|error| panic!("{error}"));
     }
     let ended = uninstallation.wait_with_output().expect("it ends");
-    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    removed_everything(&ended);
     assert!(!alive(instance));
     p.stop(Signal::SIGTERM);
     p.nothing_of_ours_is_left();
@@ -370,7 +376,7 @@ pub(crate) fn kill_at_any_moment(mut p: Prepared) {
         let _ = uninstallation.wait();
     }
     let ended = p.uninstall(&["--force"]).wait_with_output().expect("it ends");
-    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    removed_everything(&ended);
     p.stop(Signal::SIGTERM);
     p.nothing_of_ours_is_left();
 }
@@ -406,7 +412,7 @@ fn a_drop_in_is_kept_where_the_runtime_loads_it_and_a_file_of_its_own_takes_its_
         p.runtime.cri(&[verb, &web]).unwrap_or_else(|error| panic!("{error}"));
     }
     let ended = p.uninstall(&[]).wait_with_output().expect("it ends");
-    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    removed_everything(&ended);
     p.stop(Signal::SIGTERM);
     p.nothing_of_ours_is_left();
     assert!(!p.drop_in().parent().expect("a folder").exists(), "the folder of drop-ins is left");

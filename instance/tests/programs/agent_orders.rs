@@ -6,7 +6,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
-use crate::agent::{Prepared, STATE};
+use crate::agent::{Prepared, STATE, removed_everything};
 use crate::runtime::Runtime;
 use crate::world;
 
@@ -330,7 +330,7 @@ impl Site {
             self.remove_pod(&pod);
         }
         let uninstalled = self.p.uninstall(&[]).wait_with_output().expect("it ends");
-        assert!(uninstalled.status.success(), "{}", String::from_utf8_lossy(&uninstalled.stderr));
+        removed_everything(&uninstalled);
         self.happen(Step::AgentKilled);
         let _ = fs::remove_file(self.p.own_file().with_extension("conflist.cilium_bak"));
         self.p.nothing_of_ours_is_left();
