@@ -138,7 +138,9 @@ impl Replay {
         self.seen.push(datagram);
         match (&step.sent, step.kind) {
             // Go's answer came from its kernel, so compare what is delivered to the device.
-            (Sent::InTunnel(packet), MessageType::Data) => assert_eq!(delivered, [packet.clone()], "{}", step.what),
+            (Sent::InTunnel(packet), MessageType::Data) => {
+                assert_eq!(delivered, std::slice::from_ref(packet), "{}", step.what)
+            }
             (_, MessageType::Handshake) => self.compare_replies(step, answers),
             _ => {
                 assert!(delivered.is_empty(), "{}: {delivered:?}", step.what);

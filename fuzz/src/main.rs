@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use libfuzzer_sys::fuzz_target;
 
-static TARGET: OnceLock<fn(&[u8])> = OnceLock::new();
+static TARGET: OnceLock<nebula_fuzz::Run> = OnceLock::new();
 
 fuzz_target!(|data: &[u8]| {
     let run = TARGET.get_or_init(|| {

@@ -104,7 +104,7 @@ pub(crate) fn relay_control(data: &[u8]) {
             _ => {
                 let kinds = [ControlKind::CreateRelayRequest, ControlKind::CreateRelayResponse];
                 let message = Control {
-                    kind: kinds[usize::from(what / 8 & 1)],
+                    kind: kinds[usize::from((what / 8) & 1)],
                     version: if form & 1 == 0 { Version::V2 } else { Version::V1 },
                     initiator_index: u32::from_be_bytes([0, 0, a, b]),
                     responder_index: u32::from_be_bytes([0, 0, c, d]),
