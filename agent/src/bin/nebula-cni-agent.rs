@@ -189,8 +189,8 @@ fn uninstall(options: &Uninstall) -> Result<ExitCode, Box<dyn Error>> {
     let left = uninstall::run(&places, &config.host_root, attached, &is_ended, tell)?;
     if let Left::Plugin { .. } = left {
         eprintln!(
-            "nebula-cni-agent: run this again once these pods are gone; delete the file of a pod that the runtime does not \
-             know (it was killed while it made the pod)"
+            "nebula-cni-agent: run this again once these pods are gone; delete the file of a pod that the runtime no \
+             longer knows"
         );
     }
     Ok(ExitCode::SUCCESS)

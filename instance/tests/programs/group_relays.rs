@@ -4,6 +4,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
+use crate::relays::configure;
 use crate::world;
 
 use std::net::IpAddr;
@@ -58,27 +59,8 @@ impl Site {
 
     fn configure(&self, host: &str, is_ours: bool, relay: &str) -> PathBuf {
         let dir = self.world.dir().display().to_string();
-        let lighthouse = self.underlay[0];
-        let (known, hosts) = match host {
-            "l" => (String::new(), "[]"),
-            _ => (format!("\"10.77.0.1\": [\"{lighthouse}:4242\"]"), "[\"10.77.0.1\"]"),
-        };
         let daemon = if is_ours { format!("daemon: {{control_socket: {dir}/{host}.sock}}\n") } else { String::new() };
-        let config = format!(
-            "pki: {{ca: {dir}/ca.crt, cert: {dir}/{host}.crt, key: {dir}/{host}.key}}
-static_host_map: {{{known}}}
-lighthouse: {{am_lighthouse: {}, interval: 2, hosts: {hosts}}}
-relay: {{{relay}}}
-listen: {{host: 0.0.0.0, port: 4242}}
-punchy: {{punch: true}}
-tun: {{dev: neb0, mtu: 1300}}
-{daemon}firewall:
-  outbound: [{{port: any, proto: any, host: any}}]
-  inbound: [{{port: any, proto: any, host: any}}]
-",
-            host == "l",
-        );
-        self.world.write(&format!("{host}.yml"), &config)
+        configure(&self.world, self.underlay[0], host, relay, &daemon)
     }
 
     /// What `nebula ctl` on a host says.

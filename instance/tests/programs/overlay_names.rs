@@ -280,7 +280,8 @@ fn with_openresolv_only_the_domain_is_asked_of_the_daemon_and_nothing_stays_behi
     // openresolv has restarted dnsmasq, which may not run yet.
     site.until("another name", || site.address("other.example").as_deref() == Some("198.51.100.9"));
 
-    // Where no local resolver asks by domain, the host keeps its servers and search domains, and is told what to do.
+    // Without a local resolver that chooses servers by domain, the host's configuration stays as it is, and a log line says what
+    // to do.
     let file = site.file("/etc/resolvconf.conf").replace("name_servers=127.0.0.1\n", "");
     let plain = site.world.write("resolvconf.conf", &file).display().to_string();
     site.inside(&["cp", &plain, "/etc/resolvconf.conf"]).expect("another configuration");

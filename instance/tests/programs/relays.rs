@@ -100,28 +100,7 @@ impl Site {
     }
 
     fn configure(&self, host: &str, relay: &str) -> PathBuf {
-        let dir = self.world.dir().display().to_string();
-        let lighthouse = self.underlay[0];
-        let (known, hosts) = match host {
-            "l" => (String::new(), "[]"),
-            _ => (format!("\"10.77.0.1\": [\"{lighthouse}:4242\"]"), "[\"10.77.0.1\"]"),
-        };
-        let config = format!(
-            "pki: {{ca: {dir}/ca.crt, cert: {dir}/{host}.crt, key: {dir}/{host}.key}}
-static_host_map: {{{known}}}
-lighthouse: {{am_lighthouse: {}, interval: 2, hosts: {hosts}}}
-relay: {{{relay}}}
-listen: {{host: 0.0.0.0, port: 4242}}
-punchy: {{punch: true}}
-tun: {{dev: neb0, mtu: 1300}}
-logging: {{level: info, format: text}}
-firewall:
-  outbound: [{{port: any, proto: any, host: any}}]
-  inbound: [{{port: any, proto: any, host: any}}]
-",
-            host == "l",
-        );
-        self.world.write(&format!("{host}.yml"), &config)
+        configure(&self.world, self.underlay[0], host, relay, "logging: {level: info, format: text}\n")
     }
 
     fn restart(&mut self, host: &str, maker: Maker, signal: Signal) {
@@ -195,6 +174,30 @@ fn relay_settings_are_reloaded() {
     site.until_reloaded("a", 2);
     site.world.ping("a", B, Duration::from_secs(60));
     site.world.ping("b", A, SOON);
+}
+
+/// Writes the configuration of a host; `l` is the lighthouse, at `lighthouse`. `more` is other sections.
+pub(crate) fn configure(world: &World, lighthouse: IpAddr, host: &str, relay: &str, more: &str) -> PathBuf {
+    let dir = world.dir().display().to_string();
+    let (known, hosts) = match host {
+        "l" => (String::new(), "[]"),
+        _ => (format!("\"10.77.0.1\": [\"{lighthouse}:4242\"]"), "[\"10.77.0.1\"]"),
+    };
+    let config = format!(
+        "pki: {{ca: {dir}/ca.crt, cert: {dir}/{host}.crt, key: {dir}/{host}.key}}
+static_host_map: {{{known}}}
+lighthouse: {{am_lighthouse: {}, interval: 2, hosts: {hosts}}}
+relay: {{{relay}}}
+listen: {{host: 0.0.0.0, port: 4242}}
+punchy: {{punch: true}}
+tun: {{dev: neb0, mtu: 1300}}
+{more}firewall:
+  outbound: [{{port: any, proto: any, host: any}}]
+  inbound: [{{port: any, proto: any, host: any}}]
+",
+        host == "l",
+    );
+    world.write(&format!("{host}.yml"), &config)
 }
 
 macro_rules! beside_go {

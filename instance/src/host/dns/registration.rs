@@ -43,7 +43,7 @@ struct Refused {
 }
 
 impl Registered {
-    /// Nobody is told yet.
+    /// [`Self::register`] tells a resolver.
     pub(super) fn new(registration: Registration) -> Self {
         Self { registration, told: Mutex::default() }
     }

@@ -37,8 +37,8 @@ impl Resolving {
         Some(Self { settings: settings.resolver.clone()?, networks })
     }
 
-    /// Starts the resolver. `device` is the overlay device, with which the host's own resolver is told of it. A failure is logged
-    /// and stops nothing else.
+    /// Starts the resolver, and registers it for the overlay device `device` with the resolver that the host's programs use. A
+    /// failure is logged and stops nothing else.
     pub(crate) fn start(self, device: Option<&str>) -> Option<HostResolver> {
         let listen = self.settings.listen;
         let registered = device.filter(|_| self.settings.register).map(|device| {
@@ -68,7 +68,7 @@ impl Resolving {
 #[derive(Debug)]
 pub(crate) struct HostResolver {
     _server: Server,
-    /// `None` if the host's own resolver is not told.
+    /// `None` without a device, or if `resolver.register` is false.
     registered: Option<Arc<Registered>>,
 }
 

@@ -6,7 +6,6 @@
 
 mod budget;
 mod measured;
-mod merit;
 mod probing;
 mod status;
 mod verdict;

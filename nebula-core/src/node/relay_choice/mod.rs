@@ -389,7 +389,7 @@ impl RelayChoice {
         let idle = || self.relays.iter().filter(|(_, relay)| relay.may_be_tried(now));
         let good = idle().filter(|(_, relay)| !relay.gauge.is_lossy());
         let fastest = good.filter_map(|(_, relay)| relay.gauge.round_trip()).min();
-        // Those that are as good as the fastest one that is known, then those of which nothing is known.
+        // First the relays about as fast as the fastest, then those not measured yet, then slower ones; lossy ones last.
         let rank = |relay: &Relay| match (relay.gauge.round_trip(), fastest) {
             _ if relay.gauge.is_lossy() => 3,
             (Some(round_trip), Some(fastest)) if round_trip <= worth_a_change(fastest) => 0,

@@ -38,7 +38,7 @@ pub enum RelayTrouble {
 impl std::fmt::Display for RelayReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::Hash => "hosts are distributed over relays that are as good",
+            Self::Hash => "picked by a hash among equally good relays, to spread the load",
             Self::Faster => "its round trip is shorter",
             Self::LessLoss => "the relay before it lost more",
             Self::LastResort => "it does not answer requests, and no other relay does",
