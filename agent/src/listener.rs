@@ -14,8 +14,9 @@ use axum::routing::get;
 use axum::{Json, Router};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use nebula_cert::listener::{Places, Source};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
 
 use crate::readiness::{Readiness, Standings, verdict};
 
@@ -45,31 +46,44 @@ pub async fn serve(listener: TcpListener, readiness: Readiness, more: MoreMetric
         .route("/metrics", get(metrics))
         .fallback(async || (StatusCode::NOT_FOUND, "not found\n"))
         .with_state(Shown { readiness, more });
-    let slots = Arc::new(Semaphore::new(MAX_CLIENTS));
+    let places = Places::new(MAX_CLIENTS);
     loop {
-        // Above the limit, clients wait in the kernel's backlog. The semaphore is never closed.
-        let slot = Arc::clone(&slots).acquire_owned().await.ok();
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        // A client is accepted at once, however many there are: the kubelet must not wait for others.
+        let accepted = listener.accept().await.and_then(|(stream, peer)| Ok((stream.local_addr()?, peer, stream)));
+        let (local, peer, stream) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(AFTER_FAILED_ACCEPT).await;
                 continue;
             }
         };
-        let service = TowerToHyperService::new(router.clone());
-        tokio::spawn(async move {
-            let connection = hyper::server::conn::http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(HEADERS_WITHIN)
-                .max_buf_size(MAX_HEADER_BYTES)
-                .keep_alive(false)
-                .serve_connection(TokioIo::new(stream), service);
-            // A client that went away, or is too slow, is not an error of the node.
-            let _ = tokio::time::timeout(CONNECTION_WITHIN, connection).await;
-            drop(slot);
-        });
+        let ended = Arc::new(Notify::new());
+        let end = Arc::clone(&ended);
+        if let Some(place) = places.admit(Source::of_tcp(local, peer), move || end.notify_one()) {
+            let router = router.clone();
+            tokio::spawn(async move {
+                tokio::select! {
+                    () = converse(stream, router) => {}
+                    () = ended.notified() => {}
+                }
+                drop(place);
+            });
+        }
+        // Whoever has to end does so before the next one comes.
+        tokio::task::yield_now().await;
     }
+}
+
+async fn converse(stream: TcpStream, router: Router) {
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADERS_WITHIN)
+        .max_buf_size(MAX_HEADER_BYTES)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    // A client that went away, or is too slow, is not an error of the node.
+    let _ = tokio::time::timeout(CONNECTION_WITHIN, connection).await;
 }
 
 async fn ready(State(shown): State<Shown>) -> Response {
@@ -102,6 +116,7 @@ fn own_metrics(standings: &Standings) -> String {
     text
 }
 
+/// Beyond this limit, clients of the source that has the most are disconnected.
 const MAX_CLIENTS: usize = 32;
 const MAX_HEADER_BYTES: usize = 16 << 10;
 const HEADERS_WITHIN: Duration = Duration::from_secs(5);
@@ -122,6 +137,25 @@ mod tests {
         let mut text = String::new();
         stream.read_to_string(&mut text).await.unwrap();
         text
+    }
+
+    #[tokio::test]
+    async fn three_hundred_slow_connections_keep_the_kubelet_from_no_probe() {
+        let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(serve(listener, Readiness::default(), Arc::new(String::new)));
+        let mut slow = Vec::new();
+        for _ in 0..300 {
+            slow.push(TcpStream::connect(address).await.unwrap());
+        }
+        for probe in 0..10 {
+            for stream in &mut slow {
+                // Those that had to end cannot be written to.
+                let _ = stream.write_all(b"G").await;
+            }
+            let answer = tokio::time::timeout(Duration::from_secs(1), ask(address, "/healthz")).await;
+            assert!(answer.is_ok_and(|answer| answer.starts_with("HTTP/1.1 200")), "probe {probe}");
+        }
     }
 
     #[tokio::test]

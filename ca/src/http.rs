@@ -14,6 +14,7 @@ use axum::{
 };
 use nebula_cert::directory::DIRECTORY_PATH;
 use nebula_cert::issuance::{self, CERTIFICATE_PATH, MAX_BODY, MAX_WAIT_SECONDS, RELEASE_PATH, TRUST_PATH};
+use nebula_cert::listener::Place;
 use serde::de::DeserializeOwned;
 
 use crate::{
@@ -186,9 +187,9 @@ async fn ready(State(service): State<Arc<Service>>) -> Response {
     }
 }
 
-async fn page(State(service): State<Arc<Service>>, address: Uri) -> Response {
+async fn page(State(service): State<Arc<Service>>, Extension(place): Extension<Arc<Place>>, address: Uri) -> Response {
     let view = View::of(address.query().unwrap_or_default());
-    match blocking(move || service.page(&view)).await {
+    match holding(place, move || service.page(&view)).await {
         Ok(page) => (
             [
                 (header::CONTENT_TYPE, "text/html; charset=utf-8".to_owned()),
@@ -205,8 +206,8 @@ async fn page(State(service): State<Arc<Service>>, address: Uri) -> Response {
     }
 }
 
-async fn metrics(State(service): State<Arc<Service>>) -> Response {
-    match blocking(move || service.metrics()).await {
+async fn metrics(State(service): State<Arc<Service>>, Extension(place): Extension<Arc<Place>>) -> Response {
+    match holding(place, move || service.metrics()).await {
         Ok(text) => ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response(),
         Err(refusal) => refuse(&refusal),
     }
@@ -218,4 +219,17 @@ async fn blocking<T: Send + 'static>(step: impl FnOnce() -> Result<T, Refusal> +
         tracing::error!(%error, "a request failed inside nebula-ca; please report this");
         Err(Refusal::Internal)
     })
+}
+
+/// The same for a client of the monitoring listener, whose place is taken until the work is done even if it has gone.
+async fn holding<T: Send + 'static>(
+    place: Arc<Place>,
+    step: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
+) -> Result<T, Refusal> {
+    blocking(move || {
+        let done = step();
+        drop(place);
+        done
+    })
+    .await
 }

@@ -11,12 +11,13 @@ use hyper_util::{
 use nebula_cert::{
     directory::DIRECTORY_PATH,
     issuance::{MAX_WAIT_SECONDS, TRUST_PATH},
+    listener::{Places, Source},
     with_causes,
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::{Semaphore, mpsc, watch},
+    sync::{Notify, mpsc, watch},
     task::JoinSet,
     time::Instant,
 };
@@ -188,17 +189,25 @@ async fn accept(listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr)> {
 /// Serves the state of the service on the monitoring listener.
 async fn serve_status(listener: Option<TcpListener>, router: Router, stop: watch::Receiver<()>) {
     let Some(listener) = listener else { return std::future::pending().await };
-    let slots = Arc::new(Semaphore::new(MAX_WATCHERS));
+    let places = Places::new(MAX_WATCHERS);
     loop {
-        // Above the limit, monitoring clients wait in the kernel's backlog. The semaphore is never closed.
-        let slot = Arc::clone(&slots).acquire_owned().await.ok();
-        match accept(&listener).await {
-            Ok((stream, peer)) => {
-                let connection = Connection { router: router.clone(), stop: stop.clone() };
-                tokio::spawn(async move {
-                    connection.serve(stream, peer, None).await;
-                    drop(slot);
-                });
+        match accept(&listener).await.and_then(|(stream, peer)| Ok((stream.local_addr()?, peer, stream))) {
+            Ok((local, peer, stream)) => {
+                let ended = Arc::new(Notify::new());
+                let end = Arc::clone(&ended);
+                if let Some(place) = places.admit(Source::of_tcp(local, peer), move || end.notify_one()) {
+                    // A page that is being made outlives its connection, and counts until it is done.
+                    let router = router.clone().layer(axum::Extension(Arc::new(place)));
+                    let connection = Connection { router, stop: stop.clone() };
+                    tokio::spawn(async move {
+                        tokio::select! {
+                            () = connection.serve(stream, peer, None) => {}
+                            () = ended.notified() => {}
+                        }
+                    });
+                }
+                // Whoever has to end does so before the next one comes.
+                tokio::task::yield_now().await;
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection for the state");
@@ -374,6 +383,7 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::from_std(listener)
 }
 
+/// Beyond this limit, monitoring clients of the source that has the most are disconnected.
 const MAX_WATCHERS: usize = 32;
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
 const HEADERS_WITHIN: Duration = Duration::from_secs(10);

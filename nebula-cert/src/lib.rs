@@ -1,7 +1,7 @@
 //! Nebula certificates: read, verify and sign version 1 (protobuf) and version 2 (ASN.1 DER) certificates.
 //!
-//! The library never reads the clock and opens no socket. A [`VerifiedCertificate`] can only come from
-//! [`CaPool::verify`], so code that takes one cannot forget the check.
+//! The library never reads the clock and opens no socket, except in `listener`, which is behind a feature. A
+//! [`VerifiedCertificate`] can only come from [`CaPool::verify`], so code that takes one cannot forget the check.
 //!
 //! Main types: [`Certificate`] (parsed, not yet trusted), [`CaPool`] (the CAs to trust), [`Identity`] (a node's own
 //! certificates and key), [`Template`] (what to sign), [`Signer`] (a CA's key: a [`SigningKey`] in memory, or one that
@@ -72,6 +72,8 @@ pub mod issuance;
 mod join;
 mod json;
 mod key;
+#[cfg(all(feature = "listener", target_os = "linux"))]
+pub mod listener;
 mod pem;
 // The parts that need no token are tested in every build.
 #[cfg(any(feature = "pkcs11", test))]

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    net::TcpStream,
     os::unix::fs::PermissionsExt,
     thread,
     time::{Duration, Instant},
@@ -284,6 +285,21 @@ fn no_file_of_the_service_that_holds_a_secret_is_for_others() {
         assert!(!logs.contains(secret));
         assert!(!store.windows(secret.len()).any(|window| window == secret.as_bytes()));
     }
+}
+
+#[test]
+fn clients_of_the_status_page_that_say_nothing_keep_nobody_from_it() {
+    let ca = Ca::init();
+    let service = ca.serve_with_options(&["--status-listen", "127.0.0.1:0"]);
+    let url = service.status.clone().unwrap();
+    let address = url.trim_start_matches("http://").trim_end_matches('/');
+    let silent: Vec<_> = (0..200).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let agent: ureq::Agent = ureq::Agent::config_builder().timeout_global(Some(Duration::from_secs(3))).build().into();
+    for _ in 0..10 {
+        assert_eq!(agent.get(format!("{url}readyz")).call().unwrap().status(), 200);
+    }
+    drop(silent);
+    service.stop();
 }
 
 #[test]

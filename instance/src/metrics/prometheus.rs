@@ -3,9 +3,10 @@
 use std::fmt::Write as _;
 use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
+use nebula_cert::listener::{Place, Places, Source};
 use nebula_core::{GatewayStatus, TunnelStatus};
 
 use super::{HALF_OPEN, Metrics, REPAIRS, Reading};
@@ -56,34 +57,30 @@ struct Page {
 
 /// Answers each client on a thread of its own.
 fn serve(listener: &TcpListener, stopped: &Stopped, page: &Arc<Page>) {
-    let mut clients: Vec<Weak<TcpStream>> = Vec::new();
+    let places = Places::new(MAX_CLIENTS);
     while stopped.wait_for(listener) {
-        let Ok((stream, _)) = listener.accept() else { continue };
-        clients.retain(|client| client.strong_count() > 0);
-        if clients.len() >= MAX_THREADS {
-            continue;
-        }
-        // A scraper sends its request at once, so the oldest client is the least likely to be one.
-        let crowd = clients.len().saturating_sub(MAX_CLIENTS - 1);
-        for slow in clients.iter().take(crowd).filter_map(Weak::upgrade) {
-            let _ = slow.shutdown(Shutdown::Both);
-        }
+        let Ok((stream, peer)) = listener.accept() else { continue };
+        let Ok(local) = stream.local_addr() else { continue };
         let stream = Arc::new(stream);
-        clients.push(Arc::downgrade(&stream));
+        let served = Arc::clone(&stream);
+        let end = move || drop(stream.shutdown(Shutdown::Both));
+        let Some(place) = places.admit(Source::of_tcp(local, peer), end) else { continue };
         let page = Arc::clone(page);
         let body = move || {
             // A client that went away is not an error of the node.
-            let _ = answer(&stream, &page.path, &page.text);
+            let _ = answer(&served, &place, &page.path, &page.text);
         };
         // Without a thread this client gets no answer, but others may.
         let _ = std::thread::Builder::new().name("stats".to_owned()).stack_size(STACK_BYTES).spawn(body);
     }
 }
 
-fn answer(stream: &TcpStream, path: &str, text: impl FnOnce() -> String) -> io::Result<()> {
+fn answer(stream: &TcpStream, place: &Place, path: &str, text: impl FnOnce() -> String) -> io::Result<()> {
     // The stream was accepted from a non-blocking listener.
     stream.set_nonblocking(false)?;
-    let (status, body, has_body) = match http::read_request(stream, READ_TIMEOUT, MAX_HEAD_BYTES)? {
+    let received = http::read_request(stream, READ_TIMEOUT, MAX_HEAD_BYTES)?;
+    place.has_asked();
+    let (status, body, has_body) = match received {
         Received::Complete(Request { method, path: asked }) => match (method.as_str(), asked == path) {
             ("GET" | "HEAD", true) => ("200 OK", text(), method == "GET"),
             ("GET" | "HEAD", false) => ("404 Not Found", "404 page not found\n".to_owned(), method == "GET"),
@@ -100,10 +97,8 @@ const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// `READ_TIMEOUT` is for a request's whole head, `WRITE_TIMEOUT` for the whole answer.
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Beyond this limit the oldest client is disconnected.
+/// Beyond this limit, clients of the source that has the most are disconnected.
 const MAX_CLIENTS: usize = 8;
-/// Includes threads of disconnected clients that have not ended yet.
-const MAX_THREADS: usize = 16;
 // This is address space; only the part that is used costs memory.
 const STACK_BYTES: usize = 512 << 10;
 const MAX_HEAD_BYTES: usize = 8192;
@@ -232,7 +227,8 @@ mod tests {
         client.write_all(request.as_bytes()).unwrap();
         client.shutdown(Shutdown::Write).unwrap();
         let served = listener.accept().unwrap().0;
-        answer(&served, "/metrics", || "a 1\n".to_owned()).unwrap();
+        let place = Places::new(1).admit(Source::User(0), || ()).unwrap();
+        answer(&served, &place, "/metrics", || "a 1\n".to_owned()).unwrap();
         drop(served);
         let mut text = String::new();
         client.read_to_string(&mut text).unwrap();

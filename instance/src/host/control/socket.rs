@@ -2,6 +2,7 @@
 
 use std::fs::Permissions;
 use std::io::{self, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -9,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use nebula_cert::listener::{Place, Places, Source};
 use nix::sys::stat::{Mode, umask};
 use serde_json::{Value, json};
 
@@ -25,8 +27,8 @@ use crate::listener::deadline::DeadlineStream;
 pub(crate) struct ControlSocket {
     listener: UnixListener,
     serves: Serves,
-    /// Reference-counted: one reference per client, plus this one.
-    clients: Arc<()>,
+    /// By user: one of them who keeps connections open does not keep the others from their answers.
+    places: Arc<Places>,
 }
 
 /// Which requests a socket answers.
@@ -98,23 +100,27 @@ impl ControlSocket {
         let listener = listener?;
         let file = SocketFile { path: path.to_owned(), folder: made.map(Path::to_owned) };
         listener.set_nonblocking(true)?;
-        Ok((Self { listener, serves, clients: Arc::new(()) }, file))
+        Ok((Self { listener, serves, places: Places::new(MAX_CLIENTS) }, file))
     }
 
     /// Accepts the next client, if any, and answers it on a separate thread.
     pub(crate) fn admit(&self, service: &Arc<ControlService>) {
         let Ok((stream, _)) = self.listener.accept() else { return };
-        if Arc::strong_count(&self.clients) > MAX_CLIENTS {
+        let Ok(source) = Source::of_unix(&stream) else { return };
+        let stream = Arc::new(stream);
+        let served = Arc::clone(&stream);
+        let end = move || drop(stream.shutdown(Shutdown::Both));
+        let Some(place) = self.places.admit(source, end) else {
             // The send buffer of a fresh connection has room for this message.
-            let _ = stream.set_nonblocking(true).and_then(|()| (&stream).write_all(BUSY));
+            let _ = served.set_nonblocking(true).and_then(|()| (&*served).write_all(BUSY));
             return;
-        }
-        let (service, place, serves) = (Arc::clone(service), Arc::clone(&self.clients), self.serves);
+        };
+        let (service, serves) = (Arc::clone(service), self.serves);
         let body = move || {
-            if let Err(error) = converse(&stream, |request| service.answer(serves.admit(request)?)) {
+            if let Err(error) = converse(&served, &place, |request| service.answer(serves.admit(request)?)) {
                 tracing::debug!(%error, "A client of the control socket went away");
             }
-            drop(stream);
+            let _ = served.shutdown(Shutdown::Both);
             // Requests are rare, so the code that answered this one need not stay mapped.
             memory::release_program_pages();
             drop(place);
@@ -183,8 +189,13 @@ fn file_name(name: &str) -> String {
 }
 
 /// Reads one request and writes its answer.
-fn converse(stream: &UnixStream, answer: impl FnOnce(Request) -> Result<Value, Refusal>) -> io::Result<()> {
+fn converse(
+    stream: &UnixStream,
+    place: &Place,
+    answer: impl FnOnce(Request) -> Result<Value, Refusal>,
+) -> io::Result<()> {
     let line = read_line(stream)?;
+    place.has_asked();
     let asked = serde_json::from_slice(&line).map_err(|error| Refusal::NotJson(error.to_string()));
     let answered = asked.and_then(|object: Value| Request::read(&object)).and_then(answer);
     let document = match answered {
@@ -217,7 +228,8 @@ fn write_line(stream: &UnixStream, line: &str) -> io::Result<()> {
 
 const FOLDER: &str = "/run/nebula";
 const MAX_NAME_CHARS: usize = 64;
-const MAX_CLIENTS: usize = 4;
+/// Beyond this limit, clients of the user who has the most are disconnected.
+const MAX_CLIENTS: usize = 16;
 const BUSY: &[u8] = b"{\"error\":\"too many clients at once, try again\"}\n";
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -273,8 +285,9 @@ mod tests {
     fn exchange(request: &[u8], answer: impl FnOnce(Request) -> Result<Value, Refusal>) -> io::Result<Value> {
         let (mut client, server) = UnixStream::pair().unwrap();
         client.write_all(request).unwrap();
-        client.shutdown(std::net::Shutdown::Write).unwrap();
-        converse(&server, answer)?;
+        client.shutdown(Shutdown::Write).unwrap();
+        let place = Places::new(1).admit(Source::User(0), || ()).unwrap();
+        converse(&server, &place, answer)?;
         drop(server);
         let mut text = String::new();
         client.read_to_string(&mut text).unwrap();

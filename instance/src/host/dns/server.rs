@@ -6,8 +6,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use nebula_cert::listener::{Places, Source};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -80,6 +82,7 @@ async fn serve(sockets: Sockets, responder: Arc<impl Responder>, stopped: Stoppe
     let tcp = sockets.tcp.map(TcpListener::from_std).transpose()?;
     let stopped = stopped.into_async()?;
     let (mut queries, mut connections) = (JoinSet::new(), JoinSet::new());
+    let places = Places::new(MAX_CONNECTIONS);
     let mut datagram = [0; MAX_QUERY_BYTES];
     loop {
         tokio::select! {
@@ -97,9 +100,22 @@ async fn serve(sockets: Sockets, responder: Arc<impl Responder>, stopped: Stoppe
                 Ok(_) => {}
                 Err(_) => tokio::time::sleep(AFTER_ERROR).await,
             },
-            accepted = accept(tcp.as_ref()), if connections.len() < MAX_CONNECTIONS => match accepted {
-                Ok((stream, from)) => {
-                    connections.spawn(answer_stream(stream, Arc::clone(&responder), from.ip().to_canonical()));
+            accepted = accept(tcp.as_ref()) => match accepted {
+                Ok((stream, local, from)) => {
+                    let ended = Arc::new(Notify::new());
+                    let end = Arc::clone(&ended);
+                    if let Some(place) = places.admit(Source::of_tcp(local, from), move || end.notify_one()) {
+                        let served = answer_stream(stream, Arc::clone(&responder), from.ip().to_canonical());
+                        connections.spawn(async move {
+                            tokio::select! {
+                                () = served => {}
+                                () = ended.notified() => {}
+                            }
+                            drop(place);
+                        });
+                    }
+                    // Whoever has to end does so before the next one comes.
+                    tokio::task::yield_now().await;
                 }
                 // Such as no more descriptors.
                 Err(_) => tokio::time::sleep(AFTER_ERROR).await,
@@ -108,12 +124,12 @@ async fn serve(sockets: Sockets, responder: Arc<impl Responder>, stopped: Stoppe
     }
 }
 
-/// Waits for ever without a listener.
-async fn accept(listener: Option<&TcpListener>) -> io::Result<(TcpStream, SocketAddr)> {
-    match listener {
-        Some(listener) => listener.accept().await,
-        None => std::future::pending().await,
-    }
+/// The stream, and its addresses here and there. Waits for ever without a listener.
+async fn accept(listener: Option<&TcpListener>) -> io::Result<(TcpStream, SocketAddr, SocketAddr)> {
+    let Some(listener) = listener else { return std::future::pending().await };
+    let (stream, from) = listener.accept().await?;
+    let local = stream.local_addr()?;
+    Ok((stream, local, from))
 }
 
 async fn answer_datagram(socket: Arc<UdpSocket>, responder: Arc<impl Responder>, query: Query, from: SocketAddr) {
@@ -149,7 +165,7 @@ async fn read_query(stream: &mut TcpStream) -> io::Result<Option<Query>> {
 const MAX_QUERY_BYTES: usize = 1500;
 /// Queries by datagram that are answered at the same time.
 const MAX_QUERIES: usize = 64;
-/// Connections at the same time; a further one waits in the kernel's queue.
+/// Connections at the same time. Beyond this limit, clients of the source that has the most are disconnected.
 const MAX_CONNECTIONS: usize = 16;
 /// Longest wait for a client's next query (RFC 7766 section 6.2.3).
 const IDLE: Duration = Duration::from_secs(10);
@@ -224,6 +240,19 @@ mod tests {
         let mut stream = std::net::TcpStream::connect(address).unwrap();
         stream.write_all(&framed(&question("host", RecordType::TXT))).unwrap();
         assert_eq!(read_reply(&mut stream)[7], 1);
+    }
+
+    #[test]
+    fn connections_without_a_query_keep_nobody_from_the_answer() {
+        let (_server, address) = start("x");
+        let silent: Vec<_> = (0..200).map(|_| std::net::TcpStream::connect(address).unwrap()).collect();
+        for _ in 0..10 {
+            let mut stream = std::net::TcpStream::connect(address).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+            stream.write_all(&framed(&question("host", RecordType::TXT))).unwrap();
+            assert_eq!(read_reply(&mut stream)[7], 1);
+        }
+        drop(silent);
     }
 
     #[test]

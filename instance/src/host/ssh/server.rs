@@ -7,13 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use nebula_cert::listener::{Place, Places, Source};
 use russh::keys::ssh_key::public::KeyData;
 use russh::keys::{Certificate, HashAlg};
 use russh::server::{
     Auth, ChannelOpenHandle, Config, Handler, Msg, PublicKeyOffer, Session, VerifiedPublicKey, run_stream,
 };
 use russh::{Channel, ChannelId, Disconnect, MethodKind, MethodSet, Pty, SshId};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{sleep, timeout};
 use tracing::Level;
 
@@ -29,8 +30,8 @@ use crate::names;
 #[derive(Debug)]
 struct Server {
     context: Arc<Context>,
-    /// Limits the clients that have not logged in yet.
-    logins: Arc<Semaphore>,
+    /// For the clients that have not logged in yet.
+    logins: Arc<Places>,
     /// Limits the clients that have logged in.
     sessions: Arc<Semaphore>,
 }
@@ -59,7 +60,7 @@ pub(super) fn serve(sshd: Sshd, service: Weak<ControlService>, stopped: oneshot:
     tracing::info!(sshListener = listen, "SSH server is listening");
     let server = Server {
         context: Arc::new(Context { sshd, service }),
-        logins: Arc::new(Semaphore::new(MAX_LOGINS)),
+        logins: Places::new(MAX_LOGINS),
         sessions: Arc::new(Semaphore::new(MAX_SESSIONS)),
     };
     runtime.block_on(async {
@@ -109,7 +110,20 @@ async fn accept(listener: TcpListener, server: Arc<Server>) -> io::Error {
                 continue;
             }
         };
-        let Ok(login) = Arc::clone(&server.logins).try_acquire_owned() else {
+        let admitted = with_shutdown(stream).and_then(|(stream, connection)| {
+            let source = Source::of_tcp(connection.local_addr()?, from);
+            let (connection, ended) = (Arc::new(connection), Arc::new(Notify::new()));
+            let (stream_of, end) = (Arc::clone(&connection), Arc::clone(&ended));
+            let login = server.logins.admit(source, move || {
+                // The session's stream then fails, which ends a session that has begun.
+                let _ = stream_of.shutdown(Shutdown::Both);
+                end.notify_one();
+            });
+            Ok((login, stream, connection, ended))
+        });
+        // Whoever has to end does so before the next one comes.
+        tokio::task::yield_now().await;
+        let Ok((Some(login), stream, connection, ended)) = admitted else {
             if log::admits(Level::DEBUG, "Too many clients log in to the console at once", &stranger(from)) {
                 tracing::debug!(remoteAddress = %from, "Too many clients log in to the console at once");
             }
@@ -119,7 +133,10 @@ async fn accept(listener: TcpListener, server: Arc<Server>) -> io::Error {
         tokio::spawn(async move {
             let logged_in = Arc::new(AtomicBool::new(false));
             let client = Client::new(server, from, login, Arc::clone(&logged_in));
-            let outcome = converse(config, stream, client, &logged_in).await;
+            let outcome = tokio::select! {
+                outcome = converse(config, stream, &connection, client, &logged_in) => outcome,
+                () = ended.notified() => Err(russh::Error::Disconnect),
+            };
             if !logged_in.load(Ordering::Relaxed) && log::admits(Level::WARN, "failed to handshake", &stranger(from)) {
                 let error = outcome.err().map_or_else(|| "no authentication".to_owned(), |error| error.to_string());
                 tracing::warn!(error, remoteAddress = %from, "failed to handshake");
@@ -154,10 +171,10 @@ fn config(sshd: &Sshd) -> Config {
 async fn converse(
     config: Arc<Config>,
     stream: tokio::net::TcpStream,
+    connection: &TcpStream,
     client: Client,
     logged_in: &AtomicBool,
 ) -> Result<(), russh::Error> {
-    let (stream, connection) = with_shutdown(stream)?;
     let begun = timeout(LOGIN_TIMEOUT, run_stream(config, stream, client)).await;
     let mut session = begun.map_err(|_| russh::Error::ConnectionTimeout)??;
     tokio::select! {
@@ -165,7 +182,6 @@ async fn converse(
         () = sleep(LOGIN_TIMEOUT) => {}
     }
     if !logged_in.load(Ordering::Relaxed) {
-        // The session's stream then fails, which ends it.
         let _ = connection.shutdown(Shutdown::Both);
     }
     session.await
@@ -183,8 +199,8 @@ struct Client {
     server: Arc<Server>,
     from: SocketAddr,
     logged_in: Arc<AtomicBool>,
-    /// Held until the client has logged in.
-    login_permit: Option<OwnedSemaphorePermit>,
+    /// Held until the client has logged in; till then it may have to end for others.
+    login: Option<Place>,
     /// Held while the client is logged in.
     session_permit: Option<OwnedSemaphorePermit>,
     user: String,
@@ -193,12 +209,12 @@ struct Client {
 }
 
 impl Client {
-    fn new(server: Arc<Server>, from: SocketAddr, login: OwnedSemaphorePermit, logged_in: Arc<AtomicBool>) -> Self {
+    fn new(server: Arc<Server>, from: SocketAddr, login: Place, logged_in: Arc<AtomicBool>) -> Self {
         Self {
             server,
             from,
             logged_in,
-            login_permit: Some(login),
+            login: Some(login),
             session_permit: None,
             user: String::new(),
             fingerprint: String::new(),
@@ -243,7 +259,7 @@ impl Handler for Client {
     async fn auth_succeeded(&mut self, session: &mut Session) -> Result<(), Self::Error> {
         self.session_permit = Arc::clone(&self.server.sessions).try_acquire_owned().ok();
         self.logged_in.store(true, Ordering::Relaxed);
-        self.login_permit = None;
+        self.login = None;
         if self.session_permit.is_none() {
             return session.disconnect(Disconnect::TooManyConnections, "too many sessions", "");
         }
@@ -323,7 +339,8 @@ impl Handler for Client {
     }
 }
 
-const MAX_LOGINS: usize = 8;
+/// Beyond this limit, clients of the source that has the most are disconnected.
+const MAX_LOGINS: usize = 32;
 const MAX_SESSIONS: usize = 8;
 const MAX_CHANNELS_PER_CLIENT: usize = 4;
 const MAX_ANSWER_THREADS: usize = 4;

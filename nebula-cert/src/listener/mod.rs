@@ -1,0 +1,9 @@
+//! What our programs share where they listen: whose a connection is ([`Source`]), and how many there may be at a time
+//! without one source keeping the others out ([`Places`]). Not about certificates; it is in this crate because all
+//! programs have it.
+
+mod places;
+mod source;
+
+pub use places::{Place, Places};
+pub use source::Source;
