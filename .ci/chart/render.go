@@ -1,6 +1,6 @@
 // Renders a chart with Go's templates and Sprig's functions, which are what Helm's are made of. It is not Helm: there are
-// no dependencies and capabilities, a chart that needs them fails here; hooks are rendered like everything else, and lookup
-// finds nothing, as without a cluster.
+// no dependencies, a chart that needs them fails here; hooks are rendered like everything else, and lookup finds nothing, as
+// without a cluster. KUBE_VERSION is the version of the API server, which then has the kinds that servers of that version have.
 package main
 
 import (
@@ -15,6 +15,18 @@ import (
 	"github.com/Masterminds/sprig"
 	"gopkg.in/yaml.v3"
 )
+
+// What an API server knows, as Helm gives it to templates.
+type versions []string
+
+func (v versions) Has(wanted string) bool {
+	for _, one := range v {
+		if one == wanted {
+			return true
+		}
+	}
+	return false
+}
 
 func main() {
 	chart, release, namespace := os.Args[1], os.Args[2], os.Args[3]
@@ -66,6 +78,10 @@ func main() {
 	data := map[string]interface{}{
 		"Values":  values,
 		"Chart":   map[string]interface{}{"Name": about["name"], "Version": about["version"], "AppVersion": about["appVersion"]},
+		"Capabilities": map[string]interface{}{
+			"APIVersions": versions{"v1", "apps/v1", "admissionregistration.k8s.io/v1"},
+			"KubeVersion": map[string]interface{}{"Version": kubeVersion()},
+		},
 		"Release": map[string]interface{}{"Name": release, "Namespace": namespace, "Service": "Helm"},
 	}
 	for _, file := range files {
@@ -82,6 +98,13 @@ func main() {
 			fmt.Printf("---\n%s\n", manifest)
 		}
 	}
+}
+
+func kubeVersion() string {
+	if version := os.Getenv("KUBE_VERSION"); version != "" {
+		return version
+	}
+	return "v1.33.0"
 }
 
 // Whether a template is asked for: TEMPLATES is how its path begins, or with a ! how it does not.

@@ -210,10 +210,11 @@ fn end_on_signal() -> io::Result<Arc<AtomicBool>> {
     Ok(is_ended)
 }
 
-/// Removes the agent's taint from all nodes. If that fails the node is cleaned all the same.
+/// Removes the agent's taint from all nodes that it may change. If that fails the node is cleaned all the same.
 async fn remove_taint() {
+    let own = std::env::var("NODE_NAME").ok();
     let outcome = match api::open(None).await {
-        Ok(client) => taint_keeper::remove_for_good(&client, client.default_namespace()).await,
+        Ok(client) => taint_keeper::remove_for_good(&client, client.default_namespace(), own.as_deref()).await,
         Err(error) => Err(error),
     };
     match outcome {

@@ -1,5 +1,5 @@
 //! A fake API server for tests, and what the agent's parts do there. It keeps objects by path, checks the tests in JSON
-//! patches, tells watches what changes, and remembers what it was asked; it knows no permissions.
+//! patches, tells watches what changes, and remembers what it was asked; it knows no permissions, but that a token may be held to its own node.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -40,6 +40,8 @@ struct Kept {
     asked: Vec<(String, String, Value)>,
     /// Whether it knows only the older version of evictions, as servers before 1.22.
     is_old: bool,
+    /// The only node that may be changed, as the chart's admission policy says it of an agent's token.
+    own_node: Option<&'static str>,
 }
 
 impl FakeApiServer {
@@ -159,8 +161,12 @@ fn change(server: &FakeApiServer, method: &Method, uri: &Uri, body: &Bytes) -> (
             Some(object) => good(object.clone()),
             None => match path.rsplit('/').next() {
                 Some("pods" | "namespaces" | "nodes" | "leases" | "services" | "endpoints" | "endpointslices") => {
+                    // Of labels, only whether there are any counts here.
+                    let selects = uri.query().is_some_and(|query| query.contains("labelSelector="));
                     let listed = kept.objects.iter().filter(|(object, _)| is_in(&path, object));
-                    let items: Vec<&Value> = listed.map(|(_, object)| object).collect();
+                    let items = listed.map(|(_, object)| object);
+                    let items: Vec<_> =
+                        items.filter(|object| !selects || object["metadata"]["labels"].is_object()).collect();
                     let metadata = json!({"resourceVersion": kept.version.to_string()});
                     good(json!({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items}))
                 }
@@ -188,6 +194,9 @@ fn change(server: &FakeApiServer, method: &Method, uri: &Uri, body: &Bytes) -> (
         },
         Method::PATCH if body.is_array() => {
             let Some(mut object) = kept.objects.get(&path).cloned() else { return failed(404) };
+            if kept.own_node.is_some_and(|node| object["metadata"]["name"] != node) {
+                return failed(403);
+            }
             for change in body.as_array().unwrap() {
                 let place = change["path"].as_str().unwrap();
                 match change["op"].as_str().unwrap() {
@@ -348,8 +357,10 @@ async fn the_taint_goes_alone_comes_back_alone_and_goes_for_good() {
     let (ours, other) = (json!({"key": KEY, "effect": "NoSchedule"}), json!({"key": "x", "effect": "NoExecute"}));
     server.put(N1, node("n1", json!([ours, other])));
     server.put("/api/v1/nodes/n2", node("n2", json!([ours])));
-    server
-        .put("/apis/coordination.k8s.io/v1/namespaces/sys/leases/l1", json!({"metadata": {"name": "l1"}, "spec": {}}));
+    server.put(
+        "/apis/coordination.k8s.io/v1/namespaces/sys/leases/l1",
+        json!({"metadata": {"name": "l1", "labels": {}}, "spec": {}}),
+    );
     let taints = |path: &str| server.get(path).unwrap()["spec"]["taints"].clone();
     assert!(taint_keeper::remove(&client, "n1").await.unwrap());
     assert_eq!(taints(N1), json!([other]));
@@ -357,7 +368,7 @@ async fn the_taint_goes_alone_comes_back_alone_and_goes_for_good() {
     assert!(taint_keeper::add(&client, "n1").await.unwrap());
     assert_eq!(taints(N1), json!([other, ours]));
     assert!(!taint_keeper::add(&client, "n1").await.unwrap());
-    assert_eq!(taint_keeper::remove_for_good(&client, "sys").await.unwrap(), 2);
+    assert_eq!(taint_keeper::remove_for_good(&client, "sys", None).await.unwrap(), 2);
     assert_eq!((taints(N1), taints("/api/v1/nodes/n2")), (json!([other]), Value::Null));
     assert!(server.get("/apis/coordination.k8s.io/v1/namespaces/sys/leases/l1").is_none());
     assert!(taint_keeper::add(&client, "n2").await.unwrap(), "also where there was no list");
@@ -400,20 +411,44 @@ async fn a_taint_that_was_turned_off_goes_from_all_nodes_and_without_a_leader_no
     let client = server.clone().start().await;
     let (ours, other) = (json!({"key": KEY, "effect": "NoSchedule"}), json!({"key": "x", "effect": "NoExecute"}));
     server.put(N1, node("n1", json!([ours, other])));
-    assert_eq!(taint_keeper::turn_off(&client, "sys").await.unwrap(), 0);
+    assert_eq!(taint_keeper::turn_off(&client, "sys", "n1").await.unwrap(), 0);
     assert_eq!(server.asked(""), [], "nobody turned it on: the taint is somebody else's");
     server.put("/api/v1/nodes/n2", node("n2", json!([ours])));
     let leases = "/apis/coordination.k8s.io/v1/namespaces/sys/leases";
-    for name in ["nebula-cni-agent-leader", "nebula-cni-agent-node-n2"] {
-        server.put(&format!("{leases}/{name}"), json!({"metadata": {"name": name}, "spec": {}}));
-    }
-    assert_eq!(taint_keeper::turn_off(&client, "sys").await.unwrap(), 2);
+    let agent = json!({"metadata": {"name": "nebula-cni-agent-node-n2", "labels": {}}, "spec": {}});
+    server.put(&format!("{leases}/nebula-cni-agent-node-n2"), agent);
+    let leader = json!({"metadata": {"name": "nebula-cni-agent-leader"}, "spec": {}});
+    server.put(&format!("{leases}/nebula-cni-agent-leader"), leader);
+    assert_eq!(taint_keeper::turn_off(&client, "sys", "n1").await.unwrap(), 2);
     let taints = |path: &str| server.get(path).unwrap()["spec"]["taints"].clone();
     assert_eq!((taints(N1), taints("/api/v1/nodes/n2")), (json!([other]), Value::Null));
     let deleted: Vec<_> = server.asked("/leases").into_iter().map(|(_, path, _)| path).collect();
     assert!(deleted.last().unwrap().ends_with("-leader"), "an interrupted attempt is repeated: {deleted:?}");
     assert!(server.get(&format!("{leases}/nebula-cni-agent-node-n2")).is_none());
     let changes = server.asked("").len();
-    assert_eq!(taint_keeper::turn_off(&client, "sys").await.unwrap(), 0);
+    assert_eq!(taint_keeper::turn_off(&client, "sys", "n1").await.unwrap(), 0);
     assert_eq!(server.asked("").len(), changes);
+}
+
+#[tokio::test]
+async fn where_agents_are_held_to_their_own_nodes_each_takes_its_taint_away_and_the_last_one_the_lease() {
+    let server = FakeApiServer::default();
+    let client = server.clone().start().await;
+    let leader = "/apis/coordination.k8s.io/v1/namespaces/sys/leases/nebula-cni-agent-leader";
+    server.put(leader, json!({"metadata": {"name": "nebula-cni-agent-leader"}, "spec": {}}));
+    for name in ["n1", "n2"] {
+        server.put(&format!("/api/v1/nodes/{name}"), node(name, json!([{"key": KEY, "effect": "NoSchedule"}])));
+    }
+    let taints = |name: &str| server.get(&format!("/api/v1/nodes/{name}")).unwrap()["spec"]["taints"].clone();
+    server.0.lock().unwrap().own_node = Some("n2");
+    assert_eq!(taint_keeper::turn_off(&client, "sys", "n1").await.unwrap_err().status(), Some(403), "not even its own");
+    assert_eq!((taints("n1").is_null(), taints("n2").is_null()), (false, true));
+    server.put("/api/v1/nodes/n2", node("n2", json!([{"key": KEY, "effect": "NoSchedule"}])));
+    server.0.lock().unwrap().own_node = Some("n1");
+    assert_eq!(taint_keeper::turn_off(&client, "sys", "n1").await.unwrap(), 1);
+    assert_eq!((taints("n1").is_null(), taints("n2").is_null()), (true, false));
+    assert!(server.get(leader).is_some(), "n2 still has something to take back");
+    server.0.lock().unwrap().own_node = Some("n2");
+    assert_eq!(taint_keeper::remove_for_good(&client, "sys", Some("n2")).await.unwrap(), 1);
+    assert!(taints("n2").is_null() && server.get(leader).is_none());
 }

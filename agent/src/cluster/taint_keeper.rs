@@ -160,11 +160,13 @@ pub async fn add(client: &Client, node: &str) -> Result<bool, ApiError> {
     change(client, node, taint::addition).await
 }
 
-/// Removes the taint from every node, and the Leases by which it would be put back: for the uninstallation.
+/// Removes the taint from every node that this agent may change, and the Leases by which it would be put back: for the
+/// uninstallation, which runs on every node. Where the API server holds agents to their own nodes, as the chart asks it
+/// to, the others are left to their own agents, and the last one removes the leader's Lease.
 ///
 /// # Errors
-/// Returns the first error after everything was tried.
-pub async fn remove_for_good(client: &Client, namespace: &str) -> Result<usize, ApiError> {
+/// Returns the last error after everything was tried.
+pub async fn remove_for_good(client: &Client, namespace: &str, own: Option<&str>) -> Result<usize, ApiError> {
     let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
     let list = ListParams::default().labels(&format!("{}={}", COMPONENT.0, COMPONENT.1));
     let found = leases.list(&list).await.map_err(|source| failed("list the agents' Leases", source))?;
@@ -175,15 +177,19 @@ pub async fn remove_for_good(client: &Client, namespace: &str) -> Result<usize, 
         }
     }
     let nodes = ask(client, Method::GET, "/api/v1/nodes", None).await?;
-    let mut count = 0;
+    let (mut count, mut left) = (0, 0_usize);
     for node in nodes["items"].as_array().map(Vec::as_slice).unwrap_or_default() {
         let Some(name) = node["metadata"]["name"].as_str() else { continue };
         match remove(client, name).await {
             Ok(had_one) => count += usize::from(had_one),
+            Err(error) if error.status() == Some(403) && own.is_some_and(|own| own != name) => left += 1,
             Err(error) => outcome = Err(error),
         }
     }
     outcome?;
+    if left > 0 {
+        return Ok(count);
+    }
     // Last, because it tells that there may be something to remove.
     delete(&leases, LEADER).await.map(|()| count)
 }
@@ -202,10 +208,10 @@ async fn delete(leases: &Api<Lease>, name: &str) -> Result<(), ApiError> {
 ///
 /// # Errors
 /// As [`remove_for_good`].
-pub async fn turn_off(client: &Client, namespace: &str) -> Result<usize, ApiError> {
+pub async fn turn_off(client: &Client, namespace: &str, own: &str) -> Result<usize, ApiError> {
     let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
     match leases.get_opt(LEADER).await {
-        Ok(Some(_)) => remove_for_good(client, namespace).await,
+        Ok(Some(_)) => remove_for_good(client, namespace, Some(own)).await,
         Ok(None) => Ok(0),
         // The agent has the rights only if `taint` is on, or was on at the last upgrade.
         Err(kube::Error::Api(status)) if status.code == 403 => Ok(0),
@@ -213,14 +219,14 @@ pub async fn turn_off(client: &Client, namespace: &str) -> Result<usize, ApiErro
     }
 }
 
-/// Calls [`turn_off`] until it succeeds.
-pub async fn turn_off_for_good(client: Client) {
+/// Calls [`turn_off`] until it succeeds. `own` is this agent's node.
+pub async fn turn_off_for_good(client: Client, own: String) {
     let mut tick = tokio::time::interval(INTERVAL);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut tried = 0u32;
     loop {
         tick.tick().await;
-        match turn_off(&client, client.default_namespace()).await {
+        match turn_off(&client, client.default_namespace(), &own).await {
             Ok(0) => return,
             Ok(nodes) => {
                 tracing::info!(nodes, "\"taint\" is off: removed {} from nodes", taint::KEY);

@@ -151,7 +151,7 @@ async fn reach_api_server(
         };
         tokio::spawn(keeper.run());
     } else {
-        tokio::spawn(taint_keeper::turn_off_for_good(client.clone()));
+        tokio::spawn(taint_keeper::turn_off_for_good(client.clone(), node.to_owned()));
     }
     tokio::spawn(watch_health(client.clone(), readiness.clone()));
     worker::start(&client, node, metrics, readiness)

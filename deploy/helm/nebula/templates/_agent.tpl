@@ -78,3 +78,54 @@ volumeMounts:
     path: /run/netns
     type: DirectoryOrCreate
 {{- end }}
+
+{{- /* Not empty if agents have rights to change pods or nodes. The leader's Lease shows that the taint was on, which agents then
+take back. */ -}}
+{{- define "nebula.agentChangesObjects" -}}
+{{- if and .Values.agent.enabled (or (eq .Values.agent.unprotected "label") (include "nebula.agentTaints" .)) }}true{{ end }}
+{{- end }}
+
+{{- define "nebula.agentTaints" -}}
+{{- if or .Values.agent.taint (lookup "coordination.k8s.io/v1" "Lease" .Release.Namespace "nebula-cni-agent-leader") }}true{{ end }}
+{{- end }}
+
+{{- /* Not empty if the API server has ValidatingAdmissionPolicies. Without a cluster Helm knows versions of groups only. */ -}}
+{{- define "nebula.hasAdmissionPolicies" -}}
+{{- if or (.Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy") (semverCompare ">=1.30-0" .Capabilities.KubeVersion.Version) }}true{{ end }}
+{{- end }}
+
+{{- define "nebula.isAgent" -}}
+- name: is-an-agent
+  expression: "request.userInfo.username == 'system:serviceaccount:{{ .Release.Namespace }}:nebula-cni-agent'"
+{{- end }}
+
+{{- define "nebula.agentNode" -}}
+# The node that the token is bound to, as servers say since 1.30 unless that is turned off.
+- name: node
+  expression: >-
+    has(request.userInfo.extra) && 'authentication.kubernetes.io/node-name' in request.userInfo.extra
+    ? request.userInfo.extra['authentication.kubernetes.io/node-name'][0] : ''
+{{- end }}
+
+{{- define "nebula.bothMetadata" -}}
+# What the API server itself keeps in the metadata.
+- name: bookkeeping
+  expression: "['managedFields', 'resourceVersion', 'generation']"
+- name: metadata
+  expression: dyn(object.metadata)
+- name: oldMetadata
+  expression: dyn(oldObject.metadata)
+{{- end }}
+
+{{- /* Called with a dict: about, name. */ -}}
+{{- define "nebula.binding" }}
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata:
+  name: {{ .name }}
+  labels:
+    {{- include "nebula.labels" .about | nindent 4 }}
+spec:
+  policyName: {{ .name }}
+  validationActions: [Deny]
+{{- end }}

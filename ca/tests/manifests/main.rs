@@ -2,8 +2,11 @@
 //! field in them belongs to its type.
 #![cfg(feature = "kubernetes")]
 
+mod admission;
+
 use std::path::{Path, PathBuf};
 
+use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use k8s_openapi::api::admissionregistration::v1alpha1::{MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, StatefulSet};
 use k8s_openapi::api::batch::v1::Job;
@@ -77,6 +80,12 @@ fn check(document: &Value) -> Vec<String> {
         ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding") => mistakes::<ClusterRoleBinding>(document),
         ("rbac.authorization.k8s.io/v1", "Role") => mistakes::<Role>(document),
         ("rbac.authorization.k8s.io/v1", "RoleBinding") => mistakes::<RoleBinding>(document),
+        ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy") => {
+            mistakes::<ValidatingAdmissionPolicy>(document)
+        }
+        ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding") => {
+            mistakes::<ValidatingAdmissionPolicyBinding>(document)
+        }
         // The available types are those of 1.33, whose fields are the same as those of 1.36.
         ("admissionregistration.k8s.io/v1", kind) => {
             let mut older = document.clone();
