@@ -13,6 +13,7 @@ pub mod listener;
 pub mod metrics;
 pub mod on_host;
 pub mod places;
+pub mod pod_status;
 pub mod process;
 pub mod programs;
 pub mod readiness;

@@ -69,11 +69,7 @@ impl Status {
     /// # Errors
     /// Returns the system's error; `InvalidData` if the answer is not a status document.
     pub fn ask(socket: &Path) -> io::Result<Self> {
-        let stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(ANSWER_WITHIN))?;
-        let mut bytes = Vec::new();
-        stream.take(MAX_STATUS).read_to_end(&mut bytes)?;
-        serde_json::from_slice(&bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
+        serde_json::from_slice(&document(socket)?).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
     }
 
     /// The first overlay address of the same family as `address`.
@@ -85,6 +81,18 @@ impl Status {
     pub(crate) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.overlay.iter().filter_map(|network| Some(parse_network(network)?.0))
     }
+}
+
+/// Reads the whole status document of the instance behind a socket, as its bytes.
+///
+/// # Errors
+/// Returns the system's error.
+pub fn document(socket: &Path) -> io::Result<Vec<u8>> {
+    let stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(ANSWER_WITHIN))?;
+    let mut bytes = Vec::new();
+    stream.take(MAX_STATUS).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// Parses ADDRESS/PREFIX.

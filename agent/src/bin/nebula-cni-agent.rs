@@ -13,7 +13,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use nebula_agent::cluster::taint::KEY as TAINT;
 use nebula_agent::cluster::{api, taint_keeper};
-use nebula_agent::config::{CONFIG_FILE, Config};
+use nebula_agent::config::{CONFIG_FILE, Config, STATE_DIR};
 use nebula_agent::credentials::Volumes;
 use nebula_agent::host_root::HostRoot;
 use nebula_agent::places::Places;
@@ -23,7 +23,8 @@ use nebula_agent::run::{self, Node, Options};
 use nebula_agent::runtime::Client;
 use nebula_agent::runtime::loaded::Directories;
 use nebula_agent::uninstall::{self, Attached, Left};
-use nebula_agent::{on_host, process, status};
+use nebula_agent::{on_host, pod_status, process, status};
+use nebula_cni_plugin::clock::{Clock, SystemClock};
 use nix::sys::signal::{SigSet, Signal};
 
 /// Prepares a Kubernetes node for Nebula, and keeps its pods protected.
@@ -38,6 +39,7 @@ struct Cli {
 enum Verb {
     Run(Run),
     Status(Status),
+    Pods(Pods),
     Uninstall(Uninstall),
     /// Only keep the pods of this node protected, with a chain that somebody else installed
     Keep(Keep),
@@ -79,6 +81,19 @@ struct Status {
     json: bool,
 }
 
+/// Shows the pods of this node that have a tunnel, or all that the instance of one pod says
+#[derive(Args)]
+struct Pods {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// Print JSON; that of one pod is the status document of its instance
+    #[arg(long)]
+    json: bool,
+    /// Only this pod, with everything that its instance says: state, certificate, tunnels, lost peers, dropped packets
+    #[arg(value_name = "NAMESPACE/NAME")]
+    pod: Option<String>,
+}
+
 /// Removes Nebula from this node: chain, then tunnels, then programs. Can be repeated.
 #[derive(Args)]
 struct Uninstall {
@@ -106,6 +121,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().verb {
         Verb::Run(options) => run(options),
         Verb::Status(options) => status(&options),
+        Verb::Pods(options) => pods(&options),
         Verb::Uninstall(options) => uninstall(&options),
         Verb::Keep(options) => keep(options),
         Verb::InRoot { root, program } => in_root(&root, &program),
@@ -156,6 +172,18 @@ fn status(options: &Status) -> Result<ExitCode, Box<dyn Error>> {
     };
     io::stdout().write_all(text.as_bytes())?;
     Ok(if verdict(&standings).is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn pods(options: &Pods) -> Result<ExitCode, Box<dyn Error>> {
+    let config = Config::read(&options.config.path)?;
+    let pods = pod_status::of_node(&config.host_root, Path::new(STATE_DIR))?;
+    let text = match (&options.pod, options.json) {
+        (Some(name), _) => pod_status::document(&pods, name)?,
+        (None, true) => serde_json::to_string_pretty(&pods)? + "\n",
+        (None, false) => pod_status::table(&pods, SystemClock.unix_seconds()),
+    };
+    io::stdout().write_all(text.as_bytes())?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn uninstall(options: &Uninstall) -> Result<ExitCode, Box<dyn Error>> {

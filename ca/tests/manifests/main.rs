@@ -101,8 +101,11 @@ fn check(document: &Value) -> Vec<String> {
 }
 
 /// Everything that the chart made, and what was written by hand.
-const ALL: [&str; 10] = [NEBULA, REPLICAS, UNINSTALL, EVERY_OPTION, OUTSIDE, CAPTURE, NAMESPACE, INJECTION, POD, PROXY];
+const ALL: [&str; 11] =
+    [NEBULA, NEBULA_CAPTURE, REPLICAS, UNINSTALL, EVERY_OPTION, OUTSIDE, CAPTURE, NAMESPACE, INJECTION, POD, PROXY];
 const NEBULA: &str = "kubernetes/nebula.yaml";
+/// The same with capture.
+const NEBULA_CAPTURE: &str = "kubernetes/nebula-capture.yaml";
 const REPLICAS: &str = "kubernetes/nebula-replicas.yaml";
 const UNINSTALL: &str = "kubernetes/uninstall.yaml";
 const NAMESPACE: &str = "kubernetes/namespace.yaml";

@@ -110,6 +110,13 @@ impl Prepared {
         (serde_json::from_slice(&said.stdout).unwrap_or_default(), said.status.success())
     }
 
+    /// What the agent says of one pod.
+    fn pod_status(&self, pod: &str) -> Value {
+        let agent = binary("nebula-cni-agent").display().to_string();
+        let said = self.cluster.world.exec("n1", &[&agent, "pods", pod, "--config", &self.config()]);
+        serde_json::from_slice(&said.stdout).unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&said.stderr)))
+    }
+
     /// Waits until the node is ready and `is_so`.
     pub(crate) fn wait(&self, what: &str, is_so: impl Fn() -> bool) {
         self.wait_for(what, || is_so() && self.status().1);
@@ -257,6 +264,8 @@ pub(crate) fn install_keep_and_uninstall(mut p: Prepared) {
     // A pod gets a tunnel through it.
     let (web, main, _) = p.runtime.pod("web");
     let instance = p.node.status(&web)["pid"].as_u64().expect("a pid");
+    let told = p.pod_status("shop/web");
+    assert_eq!((&told["state"], &told["pid"]), (&"running".into(), &instance.into()), "{told:#}");
     let ping = ["exec", &main, "--", "/bin/ping", "-c", "1", "-W", "1", LIGHTHOUSE];
     assert!((0..15).any(|_| p.runtime.cri(&ping).is_ok()), "no reply from the lighthouse: {}", p.node.instance_logs());
 
