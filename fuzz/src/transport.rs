@@ -1,9 +1,13 @@
-//! The transport layer of `nebula-net`, fed with packets of a peer that knows its sequence numbers or does not.
+//! The transport layer of `nebula-net`, fed with packets of peers that know its sequence numbers or do not. After each step its accounts
+//! of connections and memory must be right.
 
+use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::OnceLock;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use nebula_cert::{CaPool, Curve, SigningKey, Template, VerifiedCertificate};
 use nebula_core::forward::Offload;
 use nebula_net::stack::{Id, Stack, StackOptions};
 use nebula_net::tcp::segment::{Flags, Header};
@@ -16,6 +20,8 @@ const UNCHECKED: Offload = Offload { segment: None, checksum: Some((20, 16)) };
 /// More packets than this in answer to one would be an amplifier.
 const MAX_ANSWERS: usize = 200;
 const MAX_ROUNDS: usize = 10;
+/// Answers that are remembered.
+const MAX_KNOWN: usize = 8;
 
 /// A header that parses is encoded to one that parses the same.
 pub fn segment(data: &[u8]) {
@@ -35,10 +41,14 @@ pub fn segment(data: &[u8]) {
 pub fn transport(data: &[u8]) {
     #[allow(clippy::disallowed_methods, reason = "where virtual time begins")]
     let mut now = Instant::now();
-    let mut stack = Stack::new(now, vec![LOCAL.into()], StackOptions::default(), [7; 32]);
+    let mut options = StackOptions::default();
+    // So small that floods of a few segments reach them.
+    (options.limits.half_open, options.limits.backlog, options.limits.connections) = (3, 3, 24);
+    (options.limits.time_wait, options.limits.receive_memory) = (3, 20_000);
+    let mut stack = Stack::new(now, vec![LOCAL.into()], options, [7; 32]);
     stack.listen(None, PORT).expect("a free port");
     let mut context = Context::from_waker(Waker::noop());
-    let (mut connections, mut known) = (Vec::<Id>::new(), Header::default());
+    let (mut connections, mut known) = (Vec::<Id>::new(), VecDeque::from([Header::default()]));
     let mut rest = data;
     while let [step, tail @ ..] = rest {
         let take = usize::from(*step >> 3) * 4;
@@ -47,7 +57,11 @@ pub fn transport(data: &[u8]) {
         match step & 7 {
             0 => stack.receive(now, &[bytes], Offload::default()),
             1 | 2 => stack.receive(now, &[&packet(bytes, None)], UNCHECKED),
-            3 | 4 => stack.receive(now, &[&packet(bytes, Some(&known)), &[9; 1000]], UNCHECKED),
+            // Near the numbers of the newest or the oldest answer that is remembered.
+            kind @ (3 | 4) => {
+                let known = if kind == 3 { known.back() } else { known.front() };
+                stack.receive(now, &[&packet(bytes, known), &[9; 1000]], UNCHECKED);
+            }
             5 => now += Duration::from_millis(take as u64 * take as u64),
             6 => {
                 if let Ok(id) = stack.connect(now, SocketAddr::new(PEER.into(), PORT)) {
@@ -68,11 +82,12 @@ pub fn transport(data: &[u8]) {
                 }
             }
         }
-        while let Some((id, _)) = stack.next_asked() {
-            stack.admit(now, id, None);
+        while let Some(asked) = stack.next_asked() {
+            let sender = senders().get(usize::from(asked.flow().remote.port()) % 3).cloned();
+            stack.admit(now, asked, sender);
         }
         while let Some((id, _)) = stack.next_opened() {
-            stack.set_certificate(id, None);
+            stack.set_sender(id, None);
         }
         // Each call serves one timer of a connection; after a jump of the clock several may be due.
         let (mut rounds, mut answers, mut answer) = (0, 0, Vec::new());
@@ -84,11 +99,33 @@ pub fn transport(data: &[u8]) {
                 answers += 1;
                 assert!(answers < MAX_ANSWERS, "it does not stop sending");
                 if let Some((header, _)) = answer.get(20..).and_then(Header::parse) {
-                    known = header;
+                    known.push_back(header);
+                    if known.len() > MAX_KNOWN {
+                        known.pop_front();
+                    }
                 }
             }
+            stack.audit();
         }
     }
+}
+
+/// Two peers with certificates; there is a third one without.
+fn senders() -> &'static [VerifiedCertificate] {
+    static SENDERS: OnceLock<Vec<VerifiedCertificate>> = OnceLock::new();
+    SENDERS.get_or_init(|| {
+        let key = SigningKey::generate(Curve::Curve25519).expect("random bytes");
+        let template = |name: &str| Template { public_key: key.public_key(), ..Template::new(name, 0..=10) };
+        let authority = template("ca").self_sign(&key).expect("it can be signed");
+        let mut pool = CaPool::new();
+        pool.add(authority.clone()).expect("a CA");
+        let peer = |name| {
+            let networks = vec!["10.0.0.2/24".parse().expect("a network")];
+            let certificate = Template { networks, ..template(name) }.sign(&authority, &key).expect("it can be signed");
+            pool.verify(certificate, 5).expect("it is valid")
+        };
+        ["first", "second"].map(peer).into()
+    })
 }
 
 /// A TCP packet of the peer. With a header of ours, its numbers are near those that we expect.
@@ -103,7 +140,7 @@ fn packet(bytes: &[u8], known: Option<&Header>) -> Vec<u8> {
         return Vec::new();
     };
     header.destination = PORT;
-    header.source = 1000 + header.source % 4;
+    header.source = 1000 + header.source % 64;
     if let Some(known) = known {
         (header.source, header.destination) = (known.destination, known.source);
         let near = |number: u32, of: u32| of.wrapping_add((number as i16) as u32);

@@ -9,7 +9,8 @@ use std::time::Instant;
 use nebula_cert::VerifiedCertificate;
 
 use crate::config::InvalidConfig;
-use crate::forward::{Offload, Received, cut_packet};
+use crate::forward::{Delivery, Offload, Received, cut_packet};
+use crate::index::LocalIndex;
 use crate::{Config, DropReason, Event, Forwarder, Lane, Node, PacketOwned, Seed, Transmit, Verdict, WallClock};
 
 /// A whole node without IO: the program brings sockets, a clock and the overlay packets.
@@ -39,6 +40,7 @@ struct Built {
     bytes: Vec<u8>,
     offload: Offload,
     header_len: u16,
+    tunnel: Option<LocalIndex>,
 }
 
 impl Engine {
@@ -205,7 +207,12 @@ impl Engine {
         }
         self.transmits.extend(std::iter::from_fn(|| self.node.poll_transmit()));
         let packets = std::iter::from_fn(|| self.node.poll_packet());
-        self.packets.extend(packets.map(|bytes| Built { bytes, offload: Offload::default(), header_len: 0 }));
+        self.packets.extend(packets.map(|bytes| Built {
+            bytes,
+            offload: Offload::default(),
+            header_len: 0,
+            tunnel: None,
+        }));
         self.bypassed.extend(std::iter::from_fn(|| self.node.poll_bypass()));
         self.events.extend(std::iter::from_fn(|| self.node.poll_event()));
         Output { engine: self, memory }
@@ -230,7 +237,8 @@ impl Engine {
         for delivery in self.lane.deliveries() {
             let mut bytes = Vec::new();
             self.lane.copy_delivery(delivery, memory, &mut bytes);
-            self.packets.push(Built { bytes, offload: delivery.offload, header_len: delivery.header_len });
+            let Delivery { offload, header_len, tunnel, .. } = *delivery;
+            self.packets.push(Built { bytes, offload, header_len, tunnel });
         }
         for run in self.lane.runs() {
             for datagram in self.lane.arena()[run.range.clone()].chunks(run.segment_size.max(1)) {
@@ -303,13 +311,14 @@ impl<'a> Output<'a> {
 
     /// Overlay packets for this host, in order per flow.
     pub fn packets(self) -> impl Iterator<Item = Packet<'a>> {
-        let Engine { lane, packets, .. } = self.engine;
+        let Engine { lane, packets, forwarder, .. } = self.engine;
         let built = packets.iter().map(|built| Packet {
             head: &built.bytes,
             pieces: &[],
             memory: &[],
             offload: built.offload,
             header_len: built.header_len,
+            origin: (forwarder, built.tunnel),
         });
         let delivered = lane.deliveries().iter().map(move |delivery| Packet {
             head: &lane.headers()[delivery.header.clone()],
@@ -317,6 +326,7 @@ impl<'a> Output<'a> {
             memory: self.memory,
             offload: delivery.offload,
             header_len: delivery.header_len,
+            origin: (forwarder, delivery.tunnel),
         });
         built.chain(delivered)
     }
@@ -363,6 +373,7 @@ pub struct Packet<'a> {
     memory: &'a [u8],
     offload: Offload,
     header_len: u16,
+    origin: (&'a Forwarder, Option<LocalIndex>),
 }
 
 impl<'a> Packet<'a> {
@@ -392,6 +403,14 @@ impl<'a> Packet<'a> {
     #[must_use]
     pub fn header_len(self) -> u16 {
         self.header_len
+    }
+
+    /// The verified certificate of the peer whose tunnel it came by: for a host in a network behind a peer, that of the peer. `None` if
+    /// that tunnel has ended since, and for a packet of this node itself.
+    #[must_use]
+    pub fn sender(self) -> Option<VerifiedCertificate> {
+        let (forwarder, tunnel) = self.origin;
+        Some(forwarder.tunnels().by_index(tunnel?)?.peer.clone())
     }
 
     /// Calls `each` with every packet that it stands for, checksums completed; a plain packet is the only one.

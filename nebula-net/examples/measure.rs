@@ -29,7 +29,7 @@ use nebula_core::Config;
 use nebula_core::firewall::Rule;
 use nebula_core::forward::{Offload, cut_packet};
 use nebula_net::Net;
-use nebula_net::stack::{Id, Limits, Stack, StackOptions};
+use nebula_net::stack::{Id, Stack, StackOptions};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -63,12 +63,7 @@ async fn main() -> Result<()> {
 }
 
 fn nets() -> Result<[Net; 2]> {
-    let limits = || {
-        let mut limits = Limits::default();
-        limits.half_open_per_peer = 1024;
-        limits
-    };
-    let [near, far] = hosts()?.map(|(socket, config)| Net::builder(config).socket(socket).limits(limits()).start());
+    let [near, far] = hosts()?.map(|(socket, config)| Net::builder(config).socket(socket).start());
     Ok([near?, far?])
 }
 
@@ -237,8 +232,7 @@ struct Bed {
 impl Bed {
     fn new(others: usize) -> Result<Self> {
         let now = Instant::now();
-        let mut options = StackOptions::default();
-        options.limits.half_open_per_peer = 1024;
+        let options = StackOptions::default();
         let mut pair =
             [1, 2].map(|number| Stack::new(now, vec![overlay(number).into()], options.clone(), [number; 32]));
         pair[1].listen(None, 7).ok_or("the port is free")?;
@@ -309,11 +303,11 @@ fn carry(pair: &mut [Stack; 2], now: Instant) {
         while let Some(offload) = pair[from].poll_packet(now, &mut packet) {
             idle = 0;
             cut_packet(&packet, offload, |piece| pair[1 - from].receive(now, &[piece], Offload::default()));
-            while let Some((id, _)) = pair[1 - from].next_asked() {
-                pair[1 - from].admit(now, id, None);
+            while let Some(asked) = pair[1 - from].next_asked() {
+                pair[1 - from].admit(now, asked, None);
             }
             while let Some((id, _)) = pair[1 - from].next_opened() {
-                pair[1 - from].set_certificate(id, None);
+                pair[1 - from].set_sender(id, None);
             }
         }
         if idle == 2 {

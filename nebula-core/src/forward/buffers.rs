@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::ops::Range;
 
 use super::Offload;
+use crate::index::LocalIndex;
 
 /// Consecutive sealed datagrams in the lane's arena for one endpoint. All but the last are `segment_size` bytes long,
 /// so one UDP GSO send carries them.
@@ -43,4 +44,6 @@ pub struct Delivery {
     pub offload: Offload,
     /// Length of IP and transport header together, for the virtio-net header.
     pub header_len: u16,
+    /// The tunnel that it came by, of a super-packet its first packet; `None` for a packet generated here.
+    pub tunnel: Option<LocalIndex>,
 }

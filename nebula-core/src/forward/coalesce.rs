@@ -8,6 +8,7 @@ use std::ops::Range;
 use super::checksum::Sum;
 use super::layout::{Layout, TCP_PSH, read_u16, read_u32};
 use super::{Delivery, Offload, Segment, SegmentKind};
+use crate::index::LocalIndex;
 use crate::wire::ip::{FlowKey, Packet, protocol};
 
 /// Older kernels refuse longer UDP chains; 64 packets of 1300 bytes exceed `MAX_LEN` anyway.
@@ -29,6 +30,8 @@ pub(super) struct Coalescer {
     links: Vec<Link>,
     /// Positions of the chains that may still grow; at most one per flow.
     open: Vec<usize>,
+    /// The tunnel that the next packets come by.
+    pub(super) tunnel: Option<LocalIndex>,
 }
 
 /// Packets of one flow in the order of their arrival.
@@ -44,6 +47,7 @@ struct Chain {
     packets: usize,
     /// Payload length of all packets together.
     payload: usize,
+    tunnel: Option<LocalIndex>,
 }
 
 /// What the next packet of a chain must look like.
@@ -127,6 +131,7 @@ impl Coalescer {
                 pieces: first_piece..pieces.len(),
                 offload: joint.as_ref().map(Joint::offload).unwrap_or_default(),
                 header_len: joint.map_or(0, |joint| joint.layout.header as u16),
+                tunnel: chain.tunnel,
             });
         }
         self.chains.clear();
@@ -154,6 +159,7 @@ impl Coalescer {
             tail: link,
             packets: 1,
             payload: payload.len(),
+            tunnel: self.tunnel,
         });
         self.links.push(Link { payload, next: None });
     }

@@ -121,6 +121,7 @@ impl Stage<'_> {
             return;
         }
         self.hear(tunnel, from, || only_measures(buffer, run));
+        self.lane.coalescer.tunnel = Some(index);
         let mut last = None;
         for piece in run.iter().filter(|piece| piece.good) {
             let plaintext = piece.range.start + HEADER_LEN..piece.range.end - TAG_LEN;

@@ -249,7 +249,7 @@ impl Lane {
         self.headers.extend_from_slice(packet);
         let pieces = self.pieces.len()..self.pieces.len();
         let header = start..self.headers.len();
-        self.deliveries.push(Delivery { header, pieces, offload, header_len });
+        self.deliveries.push(Delivery { header, pieces, offload, header_len, tunnel: None });
     }
 
     /// Queues a punt; returns `false` if the queue is full.

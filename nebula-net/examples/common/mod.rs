@@ -11,7 +11,7 @@ use nebula_core::firewall::Rule;
 const VALIDITY: std::ops::RangeInclusive<nebula_cert::UnixTime> = 1_700_000_000..=2_000_000_000;
 
 /// Sockets on loopback and configurations for hosts named `host-1`, `host-2` and so on, with the addresses 10.42.0.NUMBER and fd42::NUMBER, in the group `example`.
-/// They know each other and allow everything.
+/// They know each other and allow everything. Each may be a gateway to 172.20.NUMBER.0/24.
 pub(crate) fn hosts<const COUNT: usize>() -> Result<[(UdpSocket, Config); COUNT], Box<dyn Error>> {
     let key = SigningKey::generate(Curve::Curve25519)?;
     let authority =
@@ -23,6 +23,7 @@ pub(crate) fn hosts<const COUNT: usize>() -> Result<[(UdpSocket, Config); COUNT]
         let host_key = PrivateKey::generate(Curve::Curve25519)?;
         let template = Template {
             networks: vec![format!("{}/16", overlay(number)).parse()?, format!("fd42::{number}/64").parse()?],
+            unsafe_networks: vec![format!("172.20.{number}.0/24").parse()?],
             groups: vec!["example".to_owned()],
             public_key: host_key.public_key(),
             ..Template::new(format!("host-{number}"), VALIDITY)

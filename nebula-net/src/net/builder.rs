@@ -167,9 +167,9 @@ impl Builder {
             // What it has to send comes with the first timeout of the node.
             let _ = engine.control(wall.at, |node| node.set_local_addresses(local_addresses)).1;
         }
-        let shared = Arc::new(Shared::new(stack));
+        let shared = Arc::new(Shared::new(stack, allow));
         let (sender, receiver) = mpsc::unbounded_channel();
-        let driver = Driver::new(engine, socket, Arc::clone(&shared), receiver, allow);
+        let driver = Driver::new(engine, socket, Arc::clone(&shared), receiver);
         Ok((Net::new(shared, sender, lighthouses, dns_port), driver))
     }
 }

@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nebula_cert::VerifiedCertificate;
-use nebula_core::{Engine, Event, Node, Output};
+
+use nebula_core::{Engine, Event, Node, Output, Packet};
 use tokio::sync::{Notify, broadcast, mpsc};
 
 use super::clock;
 use super::socket::{RECEIVE_BUFFER, Socket};
-use crate::stack::Stack;
+use crate::stack::{Stack, names};
 
 /// Calls the control plane.
 pub(crate) type Work = Box<dyn for<'a> FnOnce(&'a mut Engine, Instant) -> Output<'a> + Send>;
@@ -27,17 +28,23 @@ const LINGER: Duration = Duration::from_secs(5);
 const IDLE: Duration = Duration::from_secs(3600);
 
 /// What the task and the program's streams share.
-#[derive(Debug)]
 pub(crate) struct Shared {
     stack: Mutex<Stack>,
     /// The stack may have something to send, or is due earlier.
     wake: Notify,
     pub(crate) events: broadcast::Sender<Event>,
+    allow: Option<Allow>,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("stack", &self.stack).finish_non_exhaustive()
+    }
 }
 
 impl Shared {
-    pub(crate) fn new(stack: Stack) -> Self {
-        Self { stack: Mutex::new(stack), wake: Notify::new(), events: broadcast::Sender::new(64) }
+    pub(crate) fn new(stack: Stack, allow: Option<Allow>) -> Self {
+        Self { stack: Mutex::new(stack), wake: Notify::new(), events: broadcast::Sender::new(64), allow }
     }
 
     /// Calls the stack, and lets what comes of it be sent.
@@ -71,7 +78,6 @@ pub(crate) struct Driver {
     socket: Socket,
     shared: Arc<Shared>,
     work: mpsc::UnboundedReceiver<Work>,
-    allow: Option<Allow>,
     /// While there are some, nothing else is sent.
     unsent: VecDeque<Unsent>,
     buffer: Vec<u8>,
@@ -84,10 +90,9 @@ impl Driver {
         socket: Socket,
         shared: Arc<Shared>,
         work: mpsc::UnboundedReceiver<Work>,
-        allow: Option<Allow>,
     ) -> Self {
         let (unsent, packet) = (VecDeque::new(), Vec::new());
-        Self { engine, socket, shared, work, allow, unsent, buffer: vec![0; RECEIVE_BUFFER], packet }
+        Self { engine, socket, shared, work, unsent, buffer: vec![0; RECEIVE_BUFFER], packet }
     }
 
     /// Runs until the program has dropped everything that belongs to the node.
@@ -146,7 +151,6 @@ impl Driver {
         if engine.poll_timeout().is_some_and(|due| due <= now) {
             shared.take(engine.timeout(now), now, socket, unsent);
         }
-        self.decide(now);
         self.shared.stack().timeout(now);
         let sent = self.send(now);
         received || sent
@@ -166,24 +170,6 @@ impl Driver {
             }
         }
         true
-    }
-
-    /// Decides about SYNs, and gives opened connections their certificates.
-    fn decide(&mut self, now: Instant) {
-        let mut stack = self.shared.stack();
-        while let Some((id, flow)) = stack.next_asked() {
-            let certificate = self.engine.certificate(flow.remote.ip());
-            let allowed = self.allow.as_ref().is_none_or(|allow| certificate.as_ref().is_some_and(|it| allow(it)));
-            if allowed {
-                stack.admit(now, id, certificate);
-            } else {
-                stack.refuse(now, id);
-            }
-        }
-        while let Some((id, flow)) = stack.next_opened() {
-            let certificate = self.engine.certificate(flow.remote.ip());
-            stack.set_certificate(id, certificate);
-        }
     }
 
     /// Sends what the stack has, up to a limit. Returns whether that was reached.
@@ -220,6 +206,7 @@ impl Shared {
                 slices.clear();
                 slices.extend(packet.slices());
                 stack.receive(now, &slices, packet.offload());
+                self.decide(&mut stack, now, packet);
             }
         }
         for event in output.events() {
@@ -229,6 +216,22 @@ impl Shared {
             }
             // Nobody may be interested.
             let _ = self.events.send(event.clone());
+        }
+    }
+
+    /// Decides about the connection that a packet asks for, and gives the one that it opens the peer's certificate.
+    fn decide(&self, stack: &mut Stack, now: Instant, packet: Packet<'_>) {
+        while let Some(asked) = stack.next_asked() {
+            let sender = packet.sender();
+            let named = sender.as_ref().filter(|it| names(it, asked.flow().remote.ip()));
+            if self.allow.as_ref().is_none_or(|allow| named.is_some_and(|it| allow(it))) {
+                stack.admit(now, asked, sender);
+            } else {
+                stack.refuse(&asked);
+            }
+        }
+        while let Some((id, _)) = stack.next_opened() {
+            stack.set_sender(id, packet.sender());
         }
     }
 }

@@ -23,6 +23,7 @@ pub use self::builder::{Builder, StartError};
 use self::driver::{Shared, Work};
 pub use self::stream::{TcpListener, TcpStream};
 pub use self::udp::UdpSocket;
+use crate::stack::Counters;
 
 /// A node of the overlay inside this program. Cheap to clone; all clones are the same node.
 ///
@@ -114,6 +115,12 @@ impl Net {
     /// Returns an error if the port is taken.
     pub fn bind_udp(&self, port: u16) -> io::Result<UdpSocket> {
         UdpSocket::new(Arc::clone(&self.inner), None, port)
+    }
+
+    /// What the transport layer had to do because peers asked for much.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.inner.shared.with(|stack, _| stack.counters())
     }
 
     /// Waits until there is a tunnel to a peer, and starts a handshake if there is none. Returns the peer's certificate.

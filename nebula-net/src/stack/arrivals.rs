@@ -6,11 +6,10 @@ use std::time::Instant;
 use nebula_core::forward::{Offload, echo_reply};
 use nebula_core::protocol;
 
-use super::entry::Stage;
 use super::packet::{self, IcmpError, IcmpKind, IpPacket};
 use super::{Flow, RESERVE, Stack, TCP_CHECKSUM};
 use crate::tcp::segment::{Flags, Header, MIN_HEADER};
-use crate::tcp::{Connection, Error, Reaction};
+use crate::tcp::{Error, PIECE_COST, Reaction};
 
 impl Stack {
     /// Takes a packet for this host: a whole one, or the header of a super-packet followed by its payload.
@@ -27,7 +26,7 @@ impl Stack {
             protocol::UDP if rest.is_empty() => self.receive_udp(&packet),
             protocol::ICMP | protocol::ICMPV6 if rest.is_empty() => {
                 if let Some(reply) = echo_reply(first) {
-                    self.send(reply, Offload::default());
+                    self.outgoing.push(reply, Offload::default());
                 } else if let Some(error) = IcmpError::parse(&packet) {
                     self.receive_error(now, error);
                 }
@@ -58,40 +57,29 @@ impl Stack {
         let Some(id) = found else { return self.receive_unknown(now, flow, &header, bytes) };
         let Some(entry) = self.connections.get_mut(id) else { return };
         let before = entry.connection.buffered();
-        if bytes > 0 && self.buffered >= self.limits.receive_memory && before + bytes > RESERVE {
-            return;
+        let cost = bytes + PIECE_COST;
+        if bytes > 0 && before + cost > RESERVE && !self.peers.may_keep(entry.peer, cost, self.limits.receive_memory) {
+            entry.connection.make_room(&header, cost);
+            let after = entry.connection.buffered();
+            if after + cost > before.max(RESERVE) {
+                self.peers.buffer(entry.peer, before, after);
+                self.counters.out_of_memory += 1;
+                return;
+            }
         }
         let reaction = entry.connection.receive(now, &header, &payload);
-        self.buffered = self.buffered + entry.connection.buffered() - before;
+        self.peers.buffer(entry.peer, before, entry.connection.buffered());
         if reaction == Reaction::Reset {
             self.reset(flow, &header, bytes);
         }
         self.settle(now, id);
     }
 
-    /// A segment without a connection: a SYN for a listener, or one to refuse.
+    /// A segment without a connection: one that asks for it, or one to refuse.
     fn receive_unknown(&mut self, now: Instant, flow: Flow, header: &Header, bytes: usize) {
-        const KIND: u8 = Flags::SYN.0 | Flags::ACK.0 | Flags::RST.0;
-        if header.flags.has(Flags::RST) {
-            return;
+        if !header.flags.has(Flags::RST) && !self.ask(now, flow, header) {
+            self.reset(flow, header, bytes);
         }
-        let syn = header.flags.0 & KIND == Flags::SYN.0;
-        let Some(listener) = self.bindings.listener(flow.local).filter(|_| syn) else {
-            return self.reset(flow, header, bytes);
-        };
-        // Whoever is refused here tries again, and finds room if it was a crowd.
-        if self.connections.len() >= self.limits.connections
-            || listener.waiting() >= self.limits.backlog
-            || listener.half_open(flow.remote.ip()) >= self.limits.half_open_per_peer
-        {
-            return;
-        }
-        listener.begin(flow.remote.ip());
-        let begin = self.begin(now, flow);
-        let connection = Connection::accept(now, begin, header);
-        let id = self.insert(flow, connection, Stage::HalfOpen);
-        self.asked.push_back(id);
-        self.settle(now, id);
     }
 
     /// Answers a segment with a reset (RFC 9293 section 3.10.7.1).
@@ -113,7 +101,7 @@ impl Stack {
         packet::begin(flow.local.ip(), flow.remote.ip(), protocol::TCP, &mut packet);
         answer.emit(&mut packet);
         let start = packet::finish(&mut packet, TCP_CHECKSUM);
-        self.send(packet, Offload { segment: None, checksum: Some((start as u16, TCP_CHECKSUM as u16)) });
+        self.outgoing.push(packet, Offload { segment: None, checksum: Some((start as u16, TCP_CHECKSUM as u16)) });
     }
 
     fn receive_udp(&mut self, packet: &IpPacket<'_>) {

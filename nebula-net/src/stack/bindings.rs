@@ -6,6 +6,7 @@ use std::task::{Context, Poll, Waker};
 
 use super::Id;
 use super::random::{self, EPHEMERAL};
+use super::shares::Shares;
 
 /// A port of one address, or of all.
 type Binding = (Option<IpAddr>, u16);
@@ -20,10 +21,7 @@ pub(crate) struct Bindings {
 /// A listener and the connections that wait in it.
 #[derive(Debug, Default)]
 pub(crate) struct Listener {
-    /// By peer.
-    half_open: HashMap<IpAddr, usize>,
-    half_open_count: usize,
-    established: VecDeque<Id>,
+    pub(crate) waiting: Shares<Id>,
     waker: Option<Waker>,
 }
 
@@ -99,42 +97,24 @@ fn free_port<T>(taken: &HashMap<Binding, T>, address: Option<IpAddr>, wanted: u1
 }
 
 impl Listener {
-    /// Connections that are not accepted yet.
-    pub(crate) fn waiting(&self) -> usize {
-        self.half_open_count + self.established.len()
+    /// Whether a peer may open another connection, of so many that may wait. Who has most of a full queue may not.
+    pub(crate) fn may_open(&self, peer: Option<Id>, backlog: usize) -> bool {
+        self.waiting.len() < backlog || !peer.is_some_and(|peer| self.waiting.is_heaviest(peer))
     }
 
-    pub(crate) fn half_open(&self, peer: IpAddr) -> usize {
-        self.half_open.get(&peer).copied().unwrap_or_default()
-    }
-
-    /// A peer begins to open a connection.
-    pub(crate) fn begin(&mut self, peer: IpAddr) {
-        *self.half_open.entry(peer).or_default() += 1;
-        self.half_open_count += 1;
-    }
-
-    /// It did not get there.
-    pub(crate) fn failed(&mut self, peer: IpAddr) {
-        if let Some(count) = self.half_open.get_mut(&peer) {
-            *count -= 1;
-            self.half_open_count -= 1;
-            if *count == 0 {
-                self.half_open.remove(&peer);
-            }
-        }
-    }
-
-    pub(crate) fn established(&mut self, peer: IpAddr, id: Id) {
-        self.failed(peer);
-        self.established.push_back(id);
+    /// A connection is open, and waits to be accepted. Returns one that has to make room.
+    #[must_use]
+    pub(crate) fn established(&mut self, peer: Id, id: Id, backlog: usize) -> Option<Id> {
+        self.waiting.push(peer, id);
+        let crowded_out = if self.waiting.len() > backlog { self.waiting.take_newest_of_heaviest() } else { None };
         if let Some(waker) = self.waker.take() {
             waker.wake();
         }
+        crowded_out
     }
 
     pub(crate) fn accept(&mut self, context: &Context<'_>) -> Poll<Id> {
-        match self.established.pop_front() {
+        match self.waiting.pop() {
             Some(id) => Poll::Ready(id),
             None => {
                 self.waker = Some(context.waker().clone());
@@ -144,8 +124,8 @@ impl Listener {
     }
 
     /// Connections that nobody will accept.
-    pub(crate) fn into_waiting(self) -> VecDeque<Id> {
-        self.established
+    pub(crate) fn into_waiting(self) -> impl Iterator<Item = Id> {
+        self.waiting.into_items()
     }
 }
 

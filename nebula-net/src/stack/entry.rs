@@ -4,14 +4,17 @@ use std::task::{Context, Waker};
 use std::time::Instant;
 
 use nebula_cert::VerifiedCertificate;
+use nebula_core::forward::{Offload, Segment, SegmentKind};
+use nebula_core::protocol;
 
-use super::Flow;
+use super::shares::Place;
+use super::{Flow, Id, TCP_CHECKSUM, packet};
 use crate::tcp::Connection;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// The peer opens it.
-    HalfOpen,
+    /// The peer opens it; its place among those that are half open.
+    HalfOpen(Place),
     /// Open, and waiting to be accepted by the program.
     Waiting,
     /// This side opens it.
@@ -27,7 +30,10 @@ pub(crate) struct Entry {
     pub(crate) flow: Flow,
     pub(crate) connection: Connection,
     pub(crate) stage: Stage,
-    pub(crate) certificate: Option<VerifiedCertificate>,
+    /// Who is charged for it.
+    pub(crate) peer: Id,
+    /// Of the tunnel that the peer's SYN came by.
+    pub(crate) sender: Option<VerifiedCertificate>,
     /// In the list of those that may have something to send.
     pub(crate) queued: bool,
     /// The timer that counts.
@@ -41,12 +47,13 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    pub(crate) fn new(flow: Flow, connection: Connection, stage: Stage) -> Self {
+    pub(crate) fn new(flow: Flow, connection: Connection, stage: Stage, peer: Id) -> Self {
         Self {
             flow,
             connection,
             stage,
-            certificate: None,
+            peer,
+            sender: None,
             queued: false,
             scheduled: None,
             orphaned: false,
@@ -54,6 +61,22 @@ impl Entry {
             reader: None,
             writer: None,
         }
+    }
+
+    /// Writes the next packet of the connection into the empty `out`, if it has one to send.
+    pub(crate) fn transmit(&mut self, now: Instant, out: &mut Vec<u8>) -> Option<Offload> {
+        let Flow { local, remote } = self.flow;
+        packet::begin(local.ip(), remote.ip(), protocol::TCP, out);
+        let headers = out.len();
+        let Some(size) = self.connection.transmit(now, (local.port(), remote.port()), out) else {
+            out.clear();
+            return None;
+        };
+        let start = packet::finish(out, TCP_CHECKSUM);
+        let header = usize::from(out[headers + 12] >> 4) * 4;
+        let segment =
+            (out.len() - headers - header > size).then_some(Segment { kind: SegmentKind::Tcp, size: size as u16 });
+        Some(Offload { segment, checksum: Some((start as u16, TCP_CHECKSUM as u16)) })
     }
 
     pub(crate) fn wait_to_read(&mut self, context: &Context<'_>) {

@@ -3,10 +3,17 @@
 //! A packet costs one lookup by flow and the work of its connection, however many others there are.
 
 mod arrivals;
+mod asked;
 mod bindings;
+mod cookies;
+#[cfg(test)]
+mod crowd_tests;
 mod entry;
+mod outgoing;
 mod packet;
+mod peers;
 mod random;
+mod shares;
 mod slots;
 mod sockets;
 #[cfg(test)]
@@ -19,17 +26,21 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use nebula_cert::VerifiedCertificate;
-use nebula_core::forward::{Offload, Segment, SegmentKind};
+use nebula_core::forward::Offload;
 use nebula_core::protocol;
 
 use self::bindings::Bindings;
 use self::entry::{Entry, Stage};
+use self::outgoing::Outgoing;
 use self::packet::IpPacket;
+use self::peers::Peers;
 use self::random::Secret;
+use self::shares::Shares;
 use self::timers::Timers;
-use crate::tcp::segment::{Flags, Header, MIN_HEADER};
+use crate::tcp::segment::{Header, MIN_HEADER};
 use crate::tcp::{Begin, Connection, Error, State, TcpOptions};
 
+pub use self::asked::Asked;
 pub use self::slots::Id;
 use self::slots::Slots;
 
@@ -37,17 +48,19 @@ use self::slots::Slots;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Connections in all states. Default: 65,536.
+    /// Connections in all states. A peer may open as many as are still free, so one alone has at most half of them. Default: 65,536.
     pub connections: usize,
-    /// Connections of one listener that are opened or wait to be accepted. Default: 1024.
+    /// Connections of one listener that wait to be accepted. Of a full queue, the newest of the peer with most of them makes room.
+    /// Default: 4096.
     pub backlog: usize,
-    /// Of these, from one peer and not yet open. Addresses of peers are authentic, so a flood of SYNs is that of one peer, and takes
-    /// nothing from the others. Default: 64.
-    pub half_open_per_peer: usize,
+    /// Connections that peers are opening, at all listeners together; the oldest of the peer with most of them makes room. It is open
+    /// nevertheless when the peer's answer comes, for that brings back what has to be known (SYN cookies, RFC 4987). Default: 4096.
+    pub half_open: usize,
     /// Connections that rest after both sides closed them; the oldest make room. Default: 16,384.
     pub time_wait: usize,
-    /// Bytes of data that arrived and were not read, of all connections together. Beyond that each keeps a little, and the rest is left
-    /// to the peers to send again. Default: 256 MiB.
+    /// Bytes of memory for data that arrived and was not read, of all connections together. The data of a peer may take as much as is
+    /// still free, so that of one alone takes at most half of it. Beyond that each connection keeps a little, and the rest is left to
+    /// the peers to send again. Default: 256 MiB.
     pub receive_memory: usize,
     /// Bytes of datagrams that wait in one UDP socket. Default: 256 KiB.
     pub udp_buffer: usize,
@@ -57,8 +70,8 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 1 << 16,
-            backlog: 1024,
-            half_open_per_peer: 64,
+            backlog: 4096,
+            half_open: 4096,
             time_wait: 1 << 14,
             receive_memory: 256 << 20,
             udp_buffer: 256 << 10,
@@ -108,21 +121,43 @@ pub struct Stack {
     timers: Timers,
     /// Connections that may have something to send.
     ready: VecDeque<Id>,
-    /// Whole packets to send, and where their checksum begins and lies.
-    outgoing: VecDeque<(Vec<u8>, Offload)>,
-    /// SYNs that nobody decided about.
-    asked: VecDeque<Id>,
+    outgoing: Outgoing,
+    /// Segments that ask for a connection, about which nobody decided.
+    asked: VecDeque<Asked>,
+    /// Connections that peers are opening.
+    half_open: Shares<Id>,
+    /// Until then, an answer to a SYN may come back whose connection was forgotten.
+    cookies_until: Instant,
+    peers: Peers,
+    counters: Counters,
     /// Connections of this side that were opened since the last look.
     opened: VecDeque<Id>,
     time_wait: VecDeque<Id>,
-    /// Bytes of data that arrived and were not read.
-    buffered: usize,
+}
+
+/// What a stack had to do because peers asked for much.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Connections that were half open and made room for another one.
+    pub half_open_evicted: u64,
+    /// Of these, the ones that their peer finished.
+    pub resumed: u64,
+    /// Requests for a connection that were not answered, because the peer has too many.
+    pub over_share: u64,
+    /// Connections that were open and, because nobody accepted them, made room for another one.
+    pub backlog_evicted: u64,
+    /// Segments that were dropped because the memory for unread data was used up.
+    pub out_of_memory: u64,
+}
+
+/// Whether a certificate names an address as that of its host, and not as one in a network behind it.
+pub(crate) fn names(certificate: &VerifiedCertificate, address: IpAddr) -> bool {
+    certificate.networks().iter().any(|network| network.addr() == address)
 }
 
 /// What each connection may keep beyond [`Limits::receive_memory`].
 const RESERVE: usize = 4096;
-/// Answers and datagrams that wait to be sent; more are dropped.
-const MAX_OUTGOING: usize = 256;
 /// Offset of the checksum in a TCP header.
 const TCP_CHECKSUM: usize = 16;
 
@@ -143,11 +178,14 @@ impl Stack {
             connections: Slots::default(),
             timers: Timers::default(),
             ready: VecDeque::new(),
-            outgoing: VecDeque::new(),
+            outgoing: Outgoing::default(),
             asked: VecDeque::new(),
+            half_open: Shares::default(),
+            cookies_until: now,
+            peers: Peers::default(),
+            counters: Counters::default(),
             opened: VecDeque::new(),
             time_wait: VecDeque::new(),
-            buffered: 0,
         }
     }
 
@@ -173,33 +211,32 @@ impl Stack {
         self.connections.ids().filter(|id| !over(id)).count()
     }
 
-    /// The next SYN to decide about, by [`Stack::admit`] or [`Stack::refuse`].
-    pub fn next_asked(&mut self) -> Option<(Id, Flow)> {
-        while let Some(id) = self.asked.pop_front() {
-            if let Some(entry) = self.connections.get(id) {
-                return Some((id, entry.flow));
-            }
-        }
-        None
+    /// What happened because peers asked for much.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.counters
     }
 
-    /// Lets a SYN be answered.
-    pub fn admit(&mut self, now: Instant, id: Id, certificate: Option<VerifiedCertificate>) {
-        if let Some(entry) = self.connections.get_mut(id) {
-            entry.certificate = certificate;
-            entry.connection.admit(now);
-            self.settle(now, id);
-        }
+    /// Bytes of memory that data takes which arrived and was not read.
+    #[must_use]
+    pub fn buffered(&self) -> usize {
+        self.peers.buffered()
     }
 
-    /// Answers a SYN with a reset.
-    pub fn refuse(&mut self, now: Instant, id: Id) {
-        if let Some(entry) = self.connections.get_mut(id) {
-            let (flow, sequence) = (entry.flow, entry.connection.peer_initial());
-            entry.connection.abort();
-            self.settle(now, id);
-            self.reset(flow, &Header { sequence, flags: Flags::SYN, ..Header::default() }, 0);
+    /// Fails if the accounts do not agree with what is kept. Slow.
+    #[doc(hidden)]
+    pub fn audit(&self) {
+        let entries = || self.connections.ids().filter_map(|id| self.connections.get(id));
+        for entry in entries() {
+            assert_eq!(entry.connection.buffered(), entry.connection.measure(), "of {}", entry.flow.remote);
         }
+        let buffered: usize = entries().map(|entry| entry.connection.buffered()).sum();
+        assert_eq!(self.peers.totals(), (self.connections.len(), buffered));
+        // A segment may make the last chunk of a connection grow by as much as it has.
+        let most = self.limits.receive_memory + self.connections.len() * (2 * RESERVE) + (1 << 16);
+        assert!(buffered <= most, "{buffered} bytes are kept");
+        let half_open = entries().filter(|entry| matches!(entry.stage, Stage::HalfOpen(_))).count();
+        assert!(half_open == self.half_open.len() && half_open <= self.limits.half_open);
     }
 
     /// The next connection of this side that the peer accepted, whose certificate is to be set.
@@ -212,45 +249,36 @@ impl Stack {
         None
     }
 
-    /// Sets the peer's certificate; only then is a connection that this side opened open for the program.
-    pub fn set_certificate(&mut self, id: Id, certificate: Option<VerifiedCertificate>) {
+    /// Sets the certificate of the tunnel that the peer's answer came by; only then is a connection that this side opened open for the
+    /// program.
+    pub fn set_sender(&mut self, id: Id, sender: Option<VerifiedCertificate>) {
         if let Some(entry) = self.connections.get_mut(id) {
-            entry.certificate = certificate;
+            let buffered = entry.connection.buffered();
+            self.peers.close(entry.peer, buffered);
+            entry.peer = self.peers.open(sender.as_ref().map(VerifiedCertificate::fingerprint));
+            self.peers.buffer(entry.peer, 0, buffered);
+            entry.sender = sender;
             entry.stage = Stage::Open;
             entry.wake();
-        }
-    }
-
-    fn send(&mut self, packet: Vec<u8>, offload: Offload) {
-        if self.outgoing.len() < MAX_OUTGOING {
-            self.outgoing.push_back((packet, offload));
         }
     }
 
     /// Writes the next packet to send into `out`, which is cleared. It may be a super-packet.
     pub fn poll_packet(&mut self, now: Instant, out: &mut Vec<u8>) -> Option<Offload> {
         out.clear();
-        if let Some((packet, offload)) = self.outgoing.pop_front() {
+        if let Some((packet, offload)) = self.outgoing.pop() {
             *out = packet;
             return Some(offload);
         }
         while let Some(id) = self.ready.pop_front() {
             let Some(entry) = self.connections.get_mut(id) else { continue };
             entry.queued = false;
-            let Flow { local, remote } = entry.flow;
-            packet::begin(local.ip(), remote.ip(), protocol::TCP, out);
-            let headers = out.len();
-            if let Some(size) = entry.connection.transmit(now, (local.port(), remote.port()), out) {
+            if let Some(offload) = entry.transmit(now, out) {
                 // The others have their turn before it has the next one.
                 entry.queued = true;
                 self.ready.push_back(id);
-                let start = packet::finish(out, TCP_CHECKSUM);
-                let header = usize::from(out[headers + 12] >> 4) * 4;
-                let segment = (out.len() - headers - header > size)
-                    .then_some(Segment { kind: SegmentKind::Tcp, size: size as u16 });
-                return Some(Offload { segment, checksum: Some((start as u16, TCP_CHECKSUM as u16)) });
+                return Some(offload);
             }
-            out.clear();
             self.follow(now, id);
         }
         if self.ready.capacity() > 1024 {
@@ -328,7 +356,8 @@ impl Stack {
         }
         let flow = self.free_flow(local, remote).ok_or(Error::Unreachable)?;
         let begin = self.begin(now, flow);
-        let id = self.insert(flow, Connection::connect(now, begin), Stage::Opening);
+        let peer = self.peers.open(None);
+        let id = self.insert(Entry::new(flow, Connection::connect(now, begin), Stage::Opening, peer));
         self.settle(now, id);
         Ok(id)
     }
@@ -347,7 +376,6 @@ impl Stack {
     }
 
     fn begin(&self, now: Instant, flow: Flow) -> Begin {
-        let headers = packet::header_len(flow.remote.ip()) + MIN_HEADER;
         let (initial, timestamp_offset) = self.secret.numbers(flow);
         // A step each four microseconds, so that a later connection of the flow has later numbers.
         let clock = now.saturating_duration_since(self.epoch).as_micros() / 4;
@@ -357,12 +385,18 @@ impl Stack {
             initial,
             timestamp_offset,
             epoch: self.epoch,
-            mss: self.mtu - headers as u16,
+            mss: self.mss(flow.remote.ip()),
         }
     }
 
-    fn insert(&mut self, flow: Flow, connection: Connection, stage: Stage) -> Id {
-        let id = self.connections.insert(Entry::new(flow, connection, stage));
+    /// Largest payload of a segment without options that the MTU allows.
+    fn mss(&self, remote: IpAddr) -> u16 {
+        self.mtu - (packet::header_len(remote) + MIN_HEADER) as u16
+    }
+
+    fn insert(&mut self, entry: Entry) -> Id {
+        let flow = entry.flow;
+        let id = self.connections.insert(entry);
         self.flows.insert(flow, id);
         id
     }
@@ -387,13 +421,11 @@ impl Stack {
         }
         if entry.connection.is_established() && state != State::Closed {
             match entry.stage {
-                Stage::HalfOpen => {
+                Stage::HalfOpen(place) => {
                     entry.stage = Stage::Waiting;
-                    let flow = entry.flow;
-                    match self.bindings.listener(flow.local) {
-                        Some(listener) => listener.established(flow.remote.ip(), id),
-                        None => entry.connection.close(now),
-                    }
+                    self.half_open.remove(place);
+                    self.enqueue(now, id);
+                    return self.follow(now, id);
                 }
                 Stage::Opening => {
                     entry.stage = Stage::Unnamed;
@@ -402,16 +434,13 @@ impl Stack {
                 Stage::Unnamed | Stage::Waiting | Stage::Open => {}
             }
         }
-        let Some(entry) = self.connections.get_mut(id) else { return };
-        if state == State::Closed && entry.stage == Stage::HalfOpen {
-            let flow = entry.flow;
+        if state == State::Closed
+            && let Stage::HalfOpen(place) = entry.stage
+        {
+            self.half_open.remove(place);
             entry.orphaned = true;
             entry.stage = Stage::Open;
-            if let Some(listener) = self.bindings.listener(flow.local) {
-                listener.failed(flow.remote.ip());
-            }
         }
-        let Some(entry) = self.connections.get_mut(id) else { return };
         entry.wake_if_ready();
         if state == State::TimeWait && !entry.resting {
             entry.resting = true;
@@ -449,7 +478,7 @@ impl Stack {
         }
         // A program that still holds it is told that it ended.
         if entry.orphaned {
-            self.buffered -= entry.connection.buffered();
+            self.peers.close(entry.peer, entry.connection.buffered());
             self.connections.remove(id);
         } else if let Some(entry) = self.connections.get_mut(id) {
             entry.connection.abort();

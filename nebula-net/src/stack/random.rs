@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use aws_lc_rs::digest::{Context, SHA256};
+use aws_lc_rs::digest::{Context, Digest, SHA256};
 
 use super::Flow;
 
@@ -36,38 +36,53 @@ impl Secret {
     /// Initial sequence number of a flow, to which the clock is added, and its timestamp offset.
     pub(crate) fn numbers(&self, flow: Flow) -> (u32, u32) {
         let hash = self.hash(b'n', &[flow.local, flow.remote], 0);
-        (first_word(&hash[..4]), first_word(&hash[4..]))
+        (word(&hash, 0), word(&hash, 1))
     }
 
     /// Where the search for a free port to `remote` begins: one further each time, from a place that differs by peer.
     pub(crate) fn port(&mut self, local: IpAddr, remote: SocketAddr) -> u16 {
         self.drawn += 1;
         let hash = self.hash(b'p', &[SocketAddr::new(local, 0), remote], 0);
-        (first_word(&hash) as u16).wrapping_add(self.drawn as u16)
+        (word(&hash, 0) as u16).wrapping_add(self.drawn as u16)
     }
 
     /// Where the search for a free port of the node begins.
     pub(crate) fn next_port(&mut self) -> u16 {
         self.drawn += 1;
-        first_word(&self.hash(b'l', &[], self.drawn)) as u16
+        word(&self.hash(b'l', &[], self.drawn), 0) as u16
     }
 
-    fn hash(&self, kind: u8, ends: &[SocketAddr], number: u64) -> Vec<u8> {
+    /// What only this node can know about a SYN and the `bits` that are kept of it.
+    pub(crate) fn cookie(&self, flow: Flow, peer_initial: u32, period: u64, bits: u8) -> u32 {
+        let number = u64::from(peer_initial) << 8 | u64::from(bits);
+        let key = self.hash(b'k', &[], period);
+        let mut context = Context::new(&SHA256);
+        context.update(key.as_ref());
+        update(&mut context, &[flow.local, flow.remote], number);
+        word(&context.finish(), 0)
+    }
+
+    fn hash(&self, kind: u8, ends: &[SocketAddr], number: u64) -> Digest {
         let mut context = Context::new(&SHA256);
         context.update(&self.bytes);
         context.update(&[kind]);
-        for end in ends {
-            match end.ip() {
-                IpAddr::V4(v4) => context.update(&v4.to_ipv6_mapped().octets()),
-                IpAddr::V6(v6) => context.update(&v6.octets()),
-            }
-            context.update(&end.port().to_be_bytes());
-        }
-        context.update(&number.to_be_bytes());
-        context.finish().as_ref().to_vec()
+        update(&mut context, ends, number);
+        context.finish()
     }
 }
 
-fn first_word(hash: &[u8]) -> u32 {
-    hash.first_chunk().map_or(0, |word| u32::from_be_bytes(*word))
+fn update(context: &mut Context, ends: &[SocketAddr], number: u64) {
+    for end in ends {
+        match end.ip() {
+            IpAddr::V4(v4) => context.update(&v4.to_ipv6_mapped().octets()),
+            IpAddr::V6(v6) => context.update(&v6.octets()),
+        }
+        context.update(&end.port().to_be_bytes());
+    }
+    context.update(&number.to_be_bytes());
+}
+
+fn word(hash: &Digest, at: usize) -> u32 {
+    let (words, _) = hash.as_ref().as_chunks::<4>();
+    words.get(at).map_or(0, |word| u32::from_be_bytes(*word))
 }

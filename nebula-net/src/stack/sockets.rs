@@ -9,7 +9,7 @@ use nebula_core::forward::Offload;
 
 use super::bindings::{Listener, UdpPort};
 use super::entry::Stage;
-use super::{Flow, Id, MAX_OUTGOING, Stack, packet};
+use super::{Flow, Id, Stack, names, packet};
 use crate::tcp::Error;
 
 impl Stack {
@@ -41,9 +41,10 @@ impl Stack {
         out: &mut [u8],
     ) -> Poll<Result<usize, Error>> {
         let Some(entry) = self.connections.get_mut(id) else { return Poll::Ready(Err(Error::Closed)) };
+        let before = entry.connection.buffered();
         match entry.connection.read(now, out) {
             Ok(Some(count)) => {
-                self.buffered -= count;
+                self.peers.buffer(entry.peer, before, entry.connection.buffered());
                 // The window may be worth telling.
                 if entry.connection.wants_ack(now) {
                     self.settle(now, id);
@@ -119,10 +120,12 @@ impl Stack {
         }
     }
 
-    /// The peer's certificate.
+    /// The peer's certificate; `None` for a host in a network behind another peer, whose certificate does not name the host.
     #[must_use]
     pub fn certificate(&self, id: Id) -> Option<VerifiedCertificate> {
-        self.connections.get(id)?.certificate.clone()
+        let entry = self.connections.get(id)?;
+        let address = entry.flow.remote.ip();
+        entry.sender.clone().filter(|sender| names(sender, address))
     }
 
     /// The two ends of a connection.
@@ -195,12 +198,11 @@ impl Stack {
         let local = address.or_else(|| self.local_for(remote.ip()));
         let Some(local) = local.filter(|local| local.is_ipv4() == remote.is_ipv4()) else { return false };
         let room = usize::from(self.mtu) - packet::header_len(remote.ip()) - 8;
-        if payload.len() > room || self.outgoing.len() >= MAX_OUTGOING {
+        if payload.len() > room {
             return false;
         }
         let (packet, checksum) = packet::udp_packet(SocketAddr::new(local, port), remote, payload);
-        self.send(packet, Offload { segment: None, checksum: Some(checksum) });
-        true
+        self.outgoing.push(packet, Offload { segment: None, checksum: Some(checksum) })
     }
 
     fn check_address(&self, address: Option<IpAddr>) -> Option<()> {

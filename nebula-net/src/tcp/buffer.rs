@@ -84,6 +84,15 @@ pub(crate) struct ReceiveBuffer {
     /// Bytes of the first chunk that were read.
     read: usize,
     len: usize,
+    /// Bytes of memory that the chunks take.
+    memory: usize,
+}
+
+/// What a chunk takes beside its bytes.
+const CHUNK_COST: usize = 64;
+
+fn cost(chunk: &Vec<u8>) -> usize {
+    chunk.capacity() + CHUNK_COST
 }
 
 impl ReceiveBuffer {
@@ -91,13 +100,32 @@ impl ReceiveBuffer {
         self.len
     }
 
+    /// Bytes of memory that the data takes.
+    pub(crate) fn memory(&self) -> usize {
+        self.memory
+    }
+
+    /// Counts the memory again.
+    pub(crate) fn measure(&self) -> usize {
+        self.chunks.iter().map(cost).sum()
+    }
+
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         self.len += bytes.len();
         match self.chunks.back_mut() {
-            Some(last) if last.len() + bytes.len() <= CHUNK => last.extend_from_slice(bytes),
-            _ if !bytes.is_empty() => self.chunks.push_back(bytes.to_vec()),
+            Some(last) if last.len() + bytes.len() <= CHUNK => {
+                self.memory -= cost(last);
+                last.extend_from_slice(bytes);
+                self.memory += cost(last);
+            }
+            _ if !bytes.is_empty() => self.push_chunk(bytes.to_vec()),
             _ => {}
         }
+    }
+
+    fn push_chunk(&mut self, chunk: Vec<u8>) {
+        self.memory += cost(&chunk);
+        self.chunks.push_back(chunk);
     }
 
     /// Like [`ReceiveBuffer::push`], without a copy where that saves memory traffic.
@@ -106,7 +134,7 @@ impl ReceiveBuffer {
             return self.push(&bytes);
         }
         self.len += bytes.len();
-        self.chunks.push_back(bytes);
+        self.push_chunk(bytes);
     }
 
     /// Moves bytes into `out`; returns how many.
@@ -120,6 +148,7 @@ impl ReceiveBuffer {
             done += count;
             self.read += count;
             if self.read == first.len() {
+                self.memory -= cost(first);
                 self.chunks.pop_front();
                 self.read = 0;
             }
@@ -172,7 +201,9 @@ mod tests {
         while buffer.len() > 0 {
             let count = buffer.read(&mut out);
             all.extend_from_slice(&out[..count]);
+            assert!(buffer.memory() == buffer.measure() && buffer.memory() >= buffer.len());
         }
+        assert_eq!(buffer.memory(), 0);
         assert_eq!(all, pattern(0..70_003));
         assert_eq!(buffer.read(&mut out), 0);
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::path_mss::PathMss;
 use super::receive::Receiver;
-use super::segment::{Header, TIMESTAMPS_LEN};
+use super::segment::{Header, Options, TIMESTAMPS_LEN};
 use super::send::Sender;
 use super::{Error, TcpOptions};
 
@@ -32,7 +32,7 @@ const TIMESTAMPS_VALID: Duration = Duration::from_secs(24 * 86_400);
 pub enum State {
     /// A SYN was sent.
     SynSent,
-    /// A SYN was received, and answered once [`Connection::admit`] was called.
+    /// A SYN was received.
     SynReceived,
     /// Open in both directions.
     Established,
@@ -142,12 +142,23 @@ impl Connection {
         Self::new(now, begin, State::SynSent, 0)
     }
 
-    /// A connection that the peer opens with this SYN. It is answered after [`Connection::admit`].
+    /// A connection that the peer opens with this SYN, which will be answered.
     #[must_use]
     pub fn accept(now: Instant, begin: Begin, syn: &Header) -> Self {
         let mut connection = Self::new(now, begin, State::SynReceived, syn.sequence);
-        connection.handshake.due = None;
         connection.take_syn(now, syn);
+        connection
+    }
+
+    /// A connection whose SYN was answered with [`Begin::initial`] and forgotten: `answer` is the peer's answer to that, which has to be
+    /// passed to [`Connection::receive`] next, and `offered` the options of the SYN but for timestamps.
+    #[must_use]
+    pub fn resume(now: Instant, begin: Begin, answer: &Header, offered: Options) -> Self {
+        let options = Options { timestamps: answer.options.timestamps, ..offered };
+        let sequence = answer.sequence.wrapping_sub(1);
+        let mut connection = Self::accept(now, begin, &Header { sequence, options, ..*answer });
+        // When it was sent is not known, so the answer measures no time.
+        (connection.handshake.sent, connection.handshake.due) = (2, None);
         connection
     }
 
@@ -171,13 +182,6 @@ impl Connection {
             challenges: Challenges { since: now, count: 0 },
             keepalive: Keepalive { heard: now, probes: 0, due: false },
             options,
-        }
-    }
-
-    /// Lets the peer's SYN be answered.
-    pub fn admit(&mut self, now: Instant) {
-        if self.state == State::SynReceived && self.handshake.sent == 0 {
-            self.handshake.due = Some(now);
         }
     }
 
@@ -321,22 +325,38 @@ impl Connection {
         self.sender.no_delay = no_delay;
     }
 
-    /// Bytes of received data that take memory.
+    /// Bytes of memory that received data takes.
     #[must_use]
     pub fn buffered(&self) -> usize {
         self.receiver.buffered()
+    }
+
+    /// Counts [`Connection::buffered`] again, which is slow.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn measure(&self) -> usize {
+        self.receiver.measure()
+    }
+
+    /// Next sequence number of this side.
+    #[cfg(test)]
+    pub(crate) fn next(&self) -> u32 {
+        self.sender.space.sequence(self.sender.next())
+    }
+
+    /// Makes room in memory for a segment, if it continues the data in order: data out of order is forgotten as far as necessary. The
+    /// peer was told that it arrived, and sends it again nevertheless (RFC 2018 section 8).
+    pub fn make_room(&mut self, header: &Header, bytes: usize) {
+        let next = self.receiver.next();
+        if self.receiver.space.offset(next, header.sequence).is_some_and(|start| start <= next) {
+            self.receiver.make_room(bytes);
+        }
     }
 
     /// Whether the peer is to be told something, such as a window that opened.
     #[must_use]
     pub fn wants_ack(&self, now: Instant) -> bool {
         self.receiver.wants_ack(now)
-    }
-
-    /// Sequence number of the peer's SYN.
-    #[must_use]
-    pub fn peer_initial(&self) -> u32 {
-        self.receiver.space.initial
     }
 
     /// Whether this sequence number was sent and is not acknowledged.

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | state machine, window, zero-window probes, urgent data ignored | RFC 9293 |
 //! | window scaling, timestamps, protection against wrapped sequence numbers | RFC 7323 |
-//! | selective acknowledgements, reports of duplicates | RFC 2018, RFC 2883 |
+//! | selective acknowledgements, also of peers that forget; reports of duplicates | RFC 2018, RFC 2883 |
 //! | loss detection by time, tail loss probes | RFC 8985 |
 //! | retransmission timeout, undone if it was spurious | RFC 6298, RFC 3522 |
 //! | congestion window, slow start, rate reduction | RFC 9438, RFC 9406, RFC 6937 |
@@ -18,6 +18,7 @@ mod connection;
 mod cubic;
 mod options;
 mod path_mss;
+mod pieces;
 mod receive;
 mod rtt;
 mod scoreboard;
@@ -28,6 +29,7 @@ mod tests;
 
 pub use connection::{Begin, Connection, Reaction, State};
 pub use options::TcpOptions;
+pub(crate) use pieces::PIECE_COST;
 
 /// Why a connection ended other than by both sides closing it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -1,16 +1,13 @@
 //! The receiving half of a connection: data in order, data out of order, the window, and when to acknowledge.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::buffer::ReceiveBuffer;
+use super::pieces::Pieces;
 use super::segment::{SackBlocks, Space};
 
-/// Pieces that are kept out of order. A piece takes about a hundred bytes beside its data.
-const MAX_PIECES: usize = 2048;
-/// Adjacent pieces are joined up to this length, so that joining costs no more than receiving.
-const PIECE: usize = 64 << 10;
 /// RFC 9293 section 3.8.6.3 asks for less than half a second.
 const DELAYED_ACK: Duration = Duration::from_millis(40);
 /// Segments at the beginning that are acknowledged at once, while the peer is in slow start.
@@ -25,10 +22,8 @@ pub(crate) struct Receiver {
     /// Offset of the next byte in order.
     next: u64,
     in_order: ReceiveBuffer,
-    /// By offset; they do not overlap, and all are after `next`.
-    pieces: BTreeMap<u64, Vec<u8>>,
-    /// Bytes in them.
-    held: usize,
+    /// All are after `next`.
+    pieces: Pieces,
     /// An offset in each range that was received out of order lately, newest first.
     recent: VecDeque<u64>,
     /// A segment that arrived twice, to be reported once (RFC 2883).
@@ -80,8 +75,7 @@ impl Receiver {
             space: Space { initial },
             next: 1,
             in_order: ReceiveBuffer::default(),
-            pieces: BTreeMap::new(),
-            held: 0,
+            pieces: Pieces::default(),
             recent: VecDeque::new(),
             duplicate: None,
             fin: None,
@@ -115,9 +109,19 @@ impl Receiver {
         self.in_order.len()
     }
 
-    /// Bytes that take memory: in order and not.
+    /// Bytes of memory that data takes, in order and not.
     pub(crate) fn buffered(&self) -> usize {
-        self.in_order.len() + self.held
+        self.in_order.memory() + self.pieces.memory()
+    }
+
+    /// Counts them again.
+    pub(crate) fn measure(&self) -> usize {
+        self.in_order.measure() + self.pieces.measure()
+    }
+
+    /// Makes room for data in order: what is out of order is forgotten, as far as necessary, and comes again.
+    pub(crate) fn make_room(&mut self, bytes: usize) {
+        self.pieces.forget(bytes);
     }
 
     /// Whether everything up to the FIN arrived.
@@ -133,7 +137,7 @@ impl Receiver {
             return Taken::default();
         }
         let before = self.next;
-        let last = self.pieces.last_key_value().map_or(self.next, |(start, bytes)| start + bytes.len() as u64);
+        let last = self.pieces.end().unwrap_or(self.next);
         if fin && self.fin.is_none() && (last..=self.edge).contains(&end) {
             self.fin = Some(end);
         }
@@ -157,7 +161,7 @@ impl Receiver {
         }
         if self.fin == Some(self.next) {
             self.next += 1;
-            (self.pieces, self.held) = (BTreeMap::new(), 0);
+            self.pieces = Pieces::default();
             self.ack.now = true;
         }
         self.note_arrival(now, (self.next - before) as usize);
@@ -181,11 +185,7 @@ impl Receiver {
 
     /// Moves pieces that are in order by now.
     fn join_pieces(&mut self) {
-        while let Some(first) = self.pieces.first_entry()
-            && *first.key() <= self.next
-        {
-            let (start, mut bytes) = first.remove_entry();
-            self.held -= bytes.len();
+        while let Some((start, mut bytes)) = self.pieces.take_until(self.next) {
             let known = ((self.next - start) as usize).min(bytes.len());
             bytes.drain(..known);
             self.next += bytes.len() as u64;
@@ -203,17 +203,12 @@ impl Receiver {
             let slice_end = at + slice.len() as u64;
             let mut from = at;
             while from < slice_end.min(limit) {
-                // The piece that covers `from`, if any, and the next one after it.
-                let covering = self.pieces.range(..=from).next_back();
-                let covered = covering.map_or(0, |(start, bytes)| start + bytes.len() as u64);
-                if covered > from {
-                    from = covered;
-                    continue;
+                let gap = self.pieces.gap(from);
+                let (first, to) = (gap.start, gap.end.min(slice_end).min(limit));
+                if first >= to {
+                    break;
                 }
-                let gap_end = self.pieces.range(from..).next().map_or(u64::MAX, |(start, _)| *start);
-                let to = gap_end.min(slice_end).min(limit);
-                let bytes = &slice[(from - at) as usize..(to - at) as usize];
-                if !self.keep(from, bytes) {
+                if !self.pieces.keep(first, &slice[(first - at) as usize..(to - at) as usize]) {
                     return;
                 }
                 fresh = true;
@@ -230,24 +225,6 @@ impl Receiver {
         }
     }
 
-    /// Keeps one new piece; `false` if there are too many.
-    fn keep(&mut self, start: u64, bytes: &[u8]) -> bool {
-        if let Some((before, piece)) = self.pieces.range_mut(..start).next_back()
-            && before + piece.len() as u64 == start
-            && piece.len() + bytes.len() <= PIECE
-        {
-            piece.extend_from_slice(bytes);
-            self.held += bytes.len();
-            return true;
-        }
-        if self.pieces.len() >= MAX_PIECES {
-            return false;
-        }
-        self.pieces.insert(start, bytes.to_vec());
-        self.held += bytes.len();
-        true
-    }
-
     fn note_arrival(&mut self, now: Instant, bytes: usize) {
         if self.ack.quick > 0 {
             self.ack.quick -= 1;
@@ -261,28 +238,6 @@ impl Receiver {
         }
     }
 
-    /// The contiguous range that was received around `offset`.
-    fn range_around(&self, offset: u64) -> Option<Range<u64>> {
-        let (start, bytes) = self.pieces.range(..=offset).next_back()?;
-        let mut range = *start..start + bytes.len() as u64;
-        if !range.contains(&offset) {
-            return None;
-        }
-        for (start, bytes) in self.pieces.range(..range.start).rev() {
-            if start + bytes.len() as u64 != range.start {
-                break;
-            }
-            range.start = *start;
-        }
-        for (start, bytes) in self.pieces.range(range.end..) {
-            if *start != range.end {
-                break;
-            }
-            range.end += bytes.len() as u64;
-        }
-        Some(range)
-    }
-
     /// The blocks to report, newest first (RFC 2018 section 4); a duplicate comes before them.
     pub(crate) fn sack_blocks(&mut self) -> SackBlocks {
         let mut blocks = SackBlocks::default();
@@ -294,7 +249,7 @@ impl Receiver {
             if reported.len() == 4 {
                 break;
             }
-            if let Some(range) = self.range_around(*offset)
+            if let Some(range) = self.pieces.range_around(*offset)
                 && !reported.contains(&range)
             {
                 blocks.push(self.space.sequence(range.start), self.space.sequence(range.end));
@@ -416,20 +371,24 @@ mod tests {
     fn nothing_beyond_the_window_is_kept() {
         let (mut receiver, now) = receiver();
         receiver.receive(now, 990, &[&[0; 100]], false);
-        let kept: usize = receiver.pieces.values().map(Vec::len).sum();
-        assert_eq!((kept, receiver.buffered()), (11, 11));
+        assert_eq!(receiver.pieces.end(), Some(1001));
         receiver.receive(now, 1, &[&[0; 2000]], false);
-        assert_eq!((receiver.readable(), receiver.buffered()), (1000, 1000));
+        assert_eq!((receiver.readable(), receiver.pieces.memory()), (1000, 0));
     }
 
     #[test]
-    fn bytes_out_of_order_take_a_bounded_number_of_pieces() {
+    fn data_in_order_takes_the_place_of_data_out_of_order() {
         let (mut receiver, now) = receiver();
-        receiver.edge = 1 << 20;
-        for at in 0..10_000 {
-            receiver.receive(now, 10 + 2 * at, &[b"x"], false);
+        for start in [301, 501, 701] {
+            receiver.receive(now, start, &[&[7; 100]], false);
         }
-        assert_eq!(receiver.pieces.len(), MAX_PIECES);
+        let before = receiver.buffered();
+        receiver.make_room(100);
+        assert!(receiver.buffered() <= before - 100);
+        receiver.receive(now, 1, &[&[7; 300]], false);
+        assert_eq!((receiver.readable(), receiver.pieces.end()), (400, Some(601)));
+        assert_eq!(receiver.sack_blocks().as_slice(), [(501, 601)], "what was forgotten is reported no more");
+        assert_eq!(receiver.buffered(), receiver.measure());
     }
 
     #[test]

@@ -256,6 +256,20 @@ impl Scoreboard {
         (min / 4 * (1 + self.patience)).min(smoothed)
     }
 
+    /// If the peer has forgotten what it had out of order, which it may (RFC 2018 section 8): marks all of that as lost, and returns
+    /// `true`. It is known by the oldest range, which the peer cannot have without acknowledging it.
+    pub(crate) fn notice_forgotten(&mut self) -> bool {
+        let forgotten = self.ranges.front().is_some_and(|first| first.state == State::Sacked);
+        if forgotten {
+            for sent in self.ranges.iter_mut().filter(|sent| sent.state == State::Sacked) {
+                (sent.state, sent.again) = (State::Lost, true);
+                self.lost += sent.len();
+            }
+            self.sacked = 0;
+        }
+        forgotten
+    }
+
     /// Marks as lost all that the peer is not known to have.
     pub(crate) fn lose_all(&mut self) {
         self.lose_longer(0);

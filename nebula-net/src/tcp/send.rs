@@ -415,6 +415,7 @@ impl Sender {
         if !ack.sack.is_empty() {
             self.take_sack(now, min_rtt, ack.sack, &mut delivered);
         }
+        self.board.notice_forgotten();
         // The peer lives; only a closed window may keep the data back for as long as it likes.
         if progress || self.window.edge <= self.next {
             self.retries = 0;

@@ -76,6 +76,8 @@ struct World {
     sent: u64,
     /// Longest segment that the link took.
     longest_arrival: usize,
+    /// Each segment in order makes its receiver forget what is out of order.
+    forgetful: bool,
     mss: u16,
 }
 
@@ -104,7 +106,18 @@ impl World {
         let ends = [end(), end()];
         let random = link.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let wire = BTreeMap::new();
-        let mut world = Self { start, now: start, random, link, ends, wire, sent: 0, longest_arrival: 0, mss: 1240 };
+        let mut world = Self {
+            start,
+            now: start,
+            random,
+            link,
+            ends,
+            wire,
+            sent: 0,
+            longest_arrival: 0,
+            forgetful: false,
+            mss: 1240,
+        };
         world.ends[0].connection = Some(Connection::connect(start, world.begin(0)));
         world
     }
@@ -209,15 +222,16 @@ impl World {
             if header.flags != Flags::SYN {
                 return;
             }
-            let mut connection = Connection::accept(self.now, self.begin(to), &header);
-            connection.admit(self.now);
-            self.ends[to].connection = Some(connection);
+            self.ends[to].connection = Some(Connection::accept(self.now, self.begin(to), &header));
             return;
         }
         let payload = &packet[len..];
         let half = payload.len() / 2;
         let slices = [&payload[..half], &payload[half..]];
         if let Some(connection) = &mut self.ends[to].connection {
+            if self.forgetful {
+                connection.make_room(&header, usize::MAX);
+            }
             let _ = connection.receive(self.now, &header, &slices);
         }
     }
@@ -324,6 +338,15 @@ fn sends(send: usize) -> Program {
 }
 
 const HOUR: Duration = Duration::from_secs(3600);
+
+#[test]
+fn a_peer_that_forgets_what_it_had_out_of_order_gets_it_again() {
+    let link = Link { loss: 30, ..Link::default() };
+    let mut world = World::new(link, Default::default(), [sends(500_000), sends(0)]);
+    world.forgetful = true;
+    world.run_to_the_end(Duration::from_secs(120));
+    world.assert_complete();
+}
 
 #[test]
 fn a_stream_arrives_whole_and_both_sides_close() {

@@ -263,11 +263,12 @@ impl World {
             }
         }
         *events = net.events(host).len();
-        while let Some((id, flow)) = stack.next_asked() {
-            stack.admit(now, id, net.certificate(host, flow.remote.ip()));
+        while let Some(asked) = stack.next_asked() {
+            let sender = net.certificate(host, asked.flow().remote.ip());
+            stack.admit(now, asked, sender);
         }
         while let Some((id, flow)) = stack.next_opened() {
-            stack.set_certificate(id, net.certificate(host, flow.remote.ip()));
+            stack.set_sender(id, net.certificate(host, flow.remote.ip()));
         }
         stack.timeout(now);
         let mut packet = Vec::new();

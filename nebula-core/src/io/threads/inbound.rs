@@ -284,6 +284,7 @@ mod tests {
             pieces: 0..1,
             offload: Offload { segment: kind.map(|kind| Segment { kind, size: 1200 }), checksum: Some((20, 16)) },
             header_len: 40,
+            tunnel: None,
         };
         let lost = IoCounter::default();
         let deliveries = [packet(TCP), packet(SINGLE), packet(UDP)];
