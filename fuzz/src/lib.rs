@@ -53,6 +53,7 @@ pub const TARGETS: &[(&str, Run)] = &[
     ("dbus", nebula_cni_plugin::fuzzing::dbus),
     ("netlink", netlink),
     ("proxy_header", proxy::header),
+    ("socks_association", nebula_proxy::fuzzing::association),
     ("socks_message", proxy::message),
     ("tcp_segment", transport::segment),
     ("transport", transport::transport),

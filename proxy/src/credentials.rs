@@ -60,7 +60,7 @@ impl Credentials {
         Self::parse(&text)
     }
 
-    fn parse(text: &[u8]) -> Result<Self, Error> {
+    pub(crate) fn parse(text: &[u8]) -> Result<Self, Error> {
         let mut users = Vec::new();
         for (number, line) in (1..).zip(text.split(|byte| *byte == b'\n')) {
             let line = std::str::from_utf8(line).map_err(|_| Error::Line(number))?;

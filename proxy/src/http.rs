@@ -62,7 +62,7 @@ pub(crate) async fn serve(server: Arc<Server>, mut stream: TcpStream, client: So
         },
         Ok(Ok(Request::Connect { allowed: false, .. })) => {
             tokio::time::sleep(LOGIN_DELAY).await;
-            log_denied("HTTP", Ok(client));
+            log_denied("HTTP", client);
             let field = "Proxy-Authenticate: Basic realm=\"nebula-proxy\", charset=\"UTF-8\"\r\n";
             answer(&mut stream, "407 Proxy Authentication Required", field, "name and password are missing or wrong")
                 .await

@@ -5,7 +5,7 @@
 //!
 //! A module imports only from lines below its own:
 //!
-//! - [`program`]
+//! - [`program`], [`fuzzing`]
 //! - `socks`, `http`, `forward`, `serve`
 //! - `listener`, `node`, `pipe`, `sessions`
 //! - `overlay`, `head`
@@ -14,6 +14,8 @@
 pub mod arguments;
 mod credentials;
 mod forward;
+#[doc(hidden)]
+pub mod fuzzing;
 mod head;
 mod http;
 mod listener;

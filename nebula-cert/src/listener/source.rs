@@ -24,11 +24,22 @@ impl Source {
     /// The source of a TCP connection between `local`, where it was accepted, and `peer`.
     #[must_use]
     pub fn of_tcp(local: SocketAddr, peer: SocketAddr) -> Self {
+        let (own, other) = (canonical(peer), canonical(local));
+        let found = ask(libc::IPPROTO_TCP, own, other).map(|reply| read(&reply, own, other));
+        Self::found(found, peer)
+    }
+
+    /// The source of UDP datagrams that come from `peer` to `local`: whose the socket is that an answer would reach.
+    #[must_use]
+    pub fn of_udp(local: SocketAddr, peer: SocketAddr) -> Self {
+        // For UDP, the kernel wants the ends of the answer.
+        let reply = ask(libc::IPPROTO_UDP, canonical(local), canonical(peer));
+        Self::found(reply.map(|reply| user(&reply)), peer)
+    }
+
+    fn found(user: io::Result<Option<u32>>, peer: SocketAddr) -> Self {
         // Netlink may be forbidden to this process. Then addresses are what there is.
-        user_of(canonical(peer), canonical(local))
-            .ok()
-            .flatten()
-            .map_or_else(|| Self::of_address(peer.ip()), Self::User)
+        user.ok().flatten().map_or_else(|| Self::of_address(peer.ip()), Self::User)
     }
 
     /// The source of a connection on a Unix socket.
@@ -56,27 +67,28 @@ impl Source {
     }
 }
 
-/// The user of the process that has the TCP socket with these ends, `None` if no process here has it (sock_diag(7)).
-fn user_of(own: SocketAddr, other: SocketAddr) -> io::Result<Option<u32>> {
+/// What the kernel knows about the socket with these ends (sock_diag(7)).
+fn ask(protocol: i32, own: SocketAddr, other: SocketAddr) -> io::Result<Vec<u8>> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkSockDiag)?;
     connect(socket.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
-    send(socket.as_raw_fd(), &request(own, other), MsgFlags::empty())?;
+    send(socket.as_raw_fd(), &request(protocol, own, other), MsgFlags::empty())?;
     // The kernel has answered when `send` returns.
-    let mut reply = [0; 1024];
+    let mut reply = vec![0; 1024];
     let length = recv(socket.as_raw_fd(), &mut reply, MsgFlags::empty())?;
-    Ok(read(&reply[..length], own, other))
+    reply.truncate(length);
+    Ok(reply)
 }
 
 /// A struct nlmsghdr and a struct inet_diag_req_v2 (linux/inet_diag.h) for exactly this socket.
-fn request(own: SocketAddr, other: SocketAddr) -> Vec<u8> {
+fn request(protocol: i32, own: SocketAddr, other: SocketAddr) -> Vec<u8> {
     let family = if own.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let mut bytes = Vec::with_capacity(HEADER_BYTES + REQUEST_BYTES);
     bytes.extend(((HEADER_BYTES + REQUEST_BYTES) as u32).to_ne_bytes());
     bytes.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
     bytes.extend((libc::NLM_F_REQUEST as u16).to_ne_bytes());
     bytes.extend([0; 8]);
-    bytes.extend([family as u8, libc::IPPROTO_TCP as u8, 0, 0]);
+    bytes.extend([family as u8, protocol as u8, 0, 0]);
     bytes.extend(u32::MAX.to_ne_bytes());
     bytes.extend(ends(own, other));
     bytes.extend([0; 4]);
@@ -98,15 +110,21 @@ fn ends(own: SocketAddr, other: SocketAddr) -> Vec<u8> {
     bytes
 }
 
-/// Reads the user of a struct inet_diag_msg that tells of this socket.
+/// Reads the user of a struct inet_diag_msg that tells of this socket; `None` if no process has it.
 fn read(reply: &[u8], own: SocketAddr, other: SocketAddr) -> Option<u32> {
-    let number = |at: usize| Some(u32::from_ne_bytes(*reply.get(at..)?.first_chunk()?));
-    let kind = u16::from_ne_bytes(*reply.get(4..)?.first_chunk()?);
     let message = reply.get(HEADER_BYTES..)?;
     // Without an exact match, the kernel answers with a listener on that port.
-    let is_it = kind == SOCK_DIAG_BY_FAMILY && message.get(4..4 + ENDS_BYTES)? == ends(own, other);
+    let is_it = message.get(4..4 + ENDS_BYTES)? == ends(own, other);
+    user(reply).filter(|_| is_it)
+}
+
+/// Reads the user of a struct inet_diag_msg.
+fn user(reply: &[u8]) -> Option<u32> {
+    let number = |at: usize| Some(u32::from_ne_bytes(*reply.get(at..)?.first_chunk()?));
+    let kind = u16::from_ne_bytes(*reply.get(4..)?.first_chunk()?);
     // A socket that its process has closed is no process's, and would count as root's.
-    (is_it && number(HEADER_BYTES + INODE_AT)? != 0).then(|| number(HEADER_BYTES + USER_AT)).flatten()
+    let is_owned = kind == SOCK_DIAG_BY_FAMILY && number(HEADER_BYTES + INODE_AT)? != 0;
+    is_owned.then(|| number(HEADER_BYTES + USER_AT)).flatten()
 }
 
 /// An IPv4 connection may have been accepted at an IPv6 socket.
@@ -123,7 +141,7 @@ const INODE_AT: usize = 68;
 
 #[cfg(test)]
 mod tests {
-    use std::net::{Shutdown, TcpListener, TcpStream};
+    use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
     use std::os::unix::net::UnixStream;
 
     use super::*;
@@ -157,7 +175,25 @@ mod tests {
     fn a_listener_on_the_port_of_a_connection_is_not_its_owner() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (there, nobody) = (listener.local_addr().unwrap(), "127.0.0.1:9".parse().unwrap());
-        assert_eq!(user_of(there, nobody).ok().flatten(), None);
+        assert_eq!(ask(libc::IPPROTO_TCP, there, nobody).ok().and_then(|reply| read(&reply, there, nobody)), None);
+    }
+
+    #[test]
+    fn datagrams_are_of_the_user_of_the_socket_that_an_answer_would_reach() {
+        for (bind, from) in [("127.0.0.1:0", "127.0.0.1:0"), ("127.0.0.1:0", "[::]:0"), ("[::1]:0", "[::1]:0")] {
+            // A machine may have no IPv6.
+            let (Ok(here), Ok(there)) = (UdpSocket::bind(bind), UdpSocket::bind(from)) else { continue };
+            let local = here.local_addr().unwrap();
+            there.send_to(b"x", local).unwrap();
+            let (_, peer) = here.recv_from(&mut [0]).unwrap();
+            assert_eq!(Source::of_udp(local, peer), own_user(), "{bind} {from}");
+            drop(there);
+            assert!(matches!(Source::of_udp(local, peer), Source::Network(_)), "{bind} {from} closed");
+            // Connected to somebody else, it gets no answer from here.
+            let elsewhere = UdpSocket::bind(peer).unwrap();
+            elsewhere.connect((peer.ip(), 9)).unwrap();
+            assert!(matches!(Source::of_udp(local, peer), Source::Network(_)), "{bind} {from} elsewhere");
+        }
     }
 
     #[test]
@@ -180,7 +216,7 @@ mod tests {
     #[test]
     fn a_reply_that_is_cut_short_names_nobody() {
         let (own, other) = ("127.0.0.1:1".parse().unwrap(), "127.0.0.1:2".parse().unwrap());
-        let mut reply = request(own, other)[..8].to_vec();
+        let mut reply = request(libc::IPPROTO_TCP, own, other)[..8].to_vec();
         reply.extend([0; 8]);
         reply.extend([libc::AF_INET as u8, 1, 0, 0]);
         reply.extend(ends(own, other));

@@ -5,11 +5,13 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use nebula_cert::listener::Source;
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::Instant;
 
 use super::message::{MAX_DATAGRAM_HEADER, datagram_header, parse_datagram};
+use super::owner::{Judgement, Owner};
 use super::server::log_unreached;
 use crate::overlay::{Overlay, Unreached};
 use crate::sessions::{IDLE, MAX_DATAGRAM};
@@ -24,19 +26,25 @@ pub(super) struct Association {
     overlay: Overlay,
     local: UdpSocket,
     remote: nebula_net::UdpSocket,
-    /// The address that the connection comes from; datagrams of others are dropped.
-    client: IpAddr,
-    /// The port that the first datagram came from; later ones must come from there as well.
-    source: Option<SocketAddr>,
+    owner: Owner,
     names: HashMap<String, (Instant, Option<IpAddr>)>,
 }
 
 impl Association {
-    /// Opens a port beside the one that the client is connected to.
-    pub(super) async fn open(overlay: &Overlay, stream: &TcpStream) -> io::Result<Self> {
+    /// Opens a port beside the one that the client is connected to. `port` is the one that the client will send from, if it says so.
+    pub(super) async fn open(
+        overlay: &Overlay,
+        stream: &TcpStream,
+        port: u16,
+        has_credentials: bool,
+    ) -> io::Result<Self> {
         let local = UdpSocket::bind((stream.local_addr()?.ip(), 0)).await?;
-        let (remote, client) = (overlay.net.bind_udp(0)?, stream.peer_addr()?.ip());
-        Ok(Self { overlay: overlay.clone(), local, remote, client, source: None, names: HashMap::new() })
+        let remote = overlay.net.bind_udp(0)?;
+        let owner = Owner::of(stream, port, has_credentials)?;
+        if let Some(named) = owner.named() {
+            local.connect(named).await?;
+        }
+        Ok(Self { overlay: overlay.clone(), local, remote, owner, names: HashMap::new() })
     }
 
     /// Where the client sends its datagrams.
@@ -44,8 +52,22 @@ impl Association {
         self.local.local_addr()
     }
 
+    /// Whether datagrams from and to this address are the client's.
+    async fn belongs(&mut self, address: SocketAddr) -> bool {
+        let Ok(local) = self.local.local_addr() else { return false };
+        match self.owner.judge(Instant::now().into(), address, || Source::of_udp(local, address)) {
+            Judgement::Known => true,
+            // From now on the kernel drops what others send, so that it takes no place in the queue.
+            Judgement::First => self.local.connect(address).await.is_ok(),
+            Judgement::Stranger => {
+                self.owner.log_stranger(address);
+                false
+            }
+        }
+    }
+
     async fn send(&mut self, datagram: &[u8], from: SocketAddr) {
-        if from.ip() != self.client || *self.source.get_or_insert(from) != from {
+        if !self.belongs(from).await {
             return;
         }
         let Ok((target, header)) = parse_datagram(datagram) else { return };
@@ -82,15 +104,21 @@ pub(super) async fn associate(mut association: Association, mut stream: TcpStrea
         tokio::select! {
             read = stream.read(&mut word) => if read? == 0 { return Ok(()) },
             received = association.local.recv_from(&mut datagram) => {
-                let (len, from) = received?;
-                association.send(&datagram[..len], from).await;
+                match received {
+                    Ok((len, from)) => association.send(&datagram[..len], from).await,
+                    // The client did not listen when the last answer came.
+                    Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+                    Err(error) => return Err(error),
+                }
             }
             received = association.remote.recv_from() => {
                 let (payload, peer) = received?;
-                if let Some(source) = association.source {
+                if let Some(source) = association.owner.source()
+                    && association.belongs(source).await
+                {
                     let answer = [datagram_header(peer), payload].concat();
                     // The client may not listen at this moment.
-                    let _ = association.local.send_to(&answer, source).await;
+                    let _ = association.local.send(&answer).await;
                 }
             }
             () = tokio::time::sleep(IDLE) => return Ok(()),

@@ -2,6 +2,7 @@
 
 mod associate;
 pub mod message;
+pub(crate) mod owner;
 mod server;
 
-pub(crate) use server::{LOGIN_DELAY, Server, log_denied, log_unreached, serve};
+pub(crate) use server::{LOGIN_DELAY, Server, log_denied, log_unreached, read_request, serve};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nebula_instance::log;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tracing::Level;
@@ -39,7 +39,8 @@ const NOWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPE
 /// Serves one client.
 pub(crate) async fn serve(server: Arc<Server>, mut stream: TcpStream, client: SocketAddr) {
     let mut head = Head::default();
-    let request = match tokio::time::timeout(server.head_timeout, server.request(&mut stream, &mut head)).await {
+    let read = read_request(server.credentials.as_deref(), LOGIN_DELAY, &mut stream, client, &mut head);
+    let request = match tokio::time::timeout(server.head_timeout, read).await {
         Ok(Ok(Some(request))) => request,
         Ok(Ok(None)) => return,
         Ok(Err(Failed::Io(error))) => return tracing::debug!(%client, %error, "No SOCKS request"),
@@ -63,8 +64,8 @@ pub(crate) async fn serve(server: Arc<Server>, mut stream: TcpStream, client: So
                 refuse(&mut stream, reply_to(&error)).await
             }
         },
-        // The client's own address, which it rarely knows.
-        (Command::Associate, Some(_)) => server.associate(stream, client).await,
+        // The client's own address, which it rarely knows, and the port that it will send from, or 0.
+        (Command::Associate, Some(target)) => server.associate(stream, client, target.port).await,
     };
     if let Err(error) = served {
         tracing::debug!(%client, %error, "A connection by SOCKS ended");
@@ -72,35 +73,7 @@ pub(crate) async fn serve(server: Arc<Server>, mut stream: TcpStream, client: So
 }
 
 impl Server {
-    /// Reads all that comes before the request, and the request. `None`: the client was told that it may not.
-    async fn request(&self, stream: &mut TcpStream, head: &mut Head) -> Result<Option<Request>, Failed<Malformed>> {
-        let offered = head.read(stream, MAX_MESSAGE, parse_greeting).await?;
-        let method = if self.credentials.is_some() { Method::Password } else { Method::None };
-        let method = if offered.contains(&(method as u8)) { method } else { Method::Unacceptable };
-        stream.write_all(&choice(method)).await.map_err(Failed::Io)?;
-        match (method, &self.credentials) {
-            (Method::None, None) => {}
-            (Method::Password, Some(credentials)) => {
-                let check = |name: &[u8], password: &[u8]| credentials.allow(name, password);
-                let allowed = head.read(stream, MAX_MESSAGE, |bytes| parse_login(bytes, check)).await?;
-                if !allowed {
-                    tokio::time::sleep(LOGIN_DELAY).await;
-                }
-                stream.write_all(&login_answer(allowed)).await.map_err(Failed::Io)?;
-                if !allowed {
-                    log_denied("SOCKS", stream.peer_addr());
-                    return Ok(None);
-                }
-            }
-            _ => {
-                log_denied("SOCKS", stream.peer_addr());
-                return Ok(None);
-            }
-        }
-        head.read(stream, MAX_MESSAGE, parse_request).await.map(Some)
-    }
-
-    async fn associate(&self, mut stream: TcpStream, client: SocketAddr) -> io::Result<()> {
+    async fn associate(&self, mut stream: TcpStream, client: SocketAddr, port: u16) -> io::Result<()> {
         let Ok(_permit) = self.associations.try_acquire() else {
             const FULL: &str = "Too many UDP associations at a time, one is refused; -udp-sessions allows more";
             if log::admits(Level::WARN, FULL, "") {
@@ -108,7 +81,8 @@ impl Server {
             }
             return refuse(&mut stream, Reply::Failure).await;
         };
-        let association = match Association::open(&self.overlay, &stream).await {
+        let has_credentials = self.credentials.is_some();
+        let association = match Association::open(&self.overlay, &stream, port, has_credentials).await {
             Ok(association) => association,
             Err(error) => {
                 tracing::warn!(%client, %error, "Cannot open a port for a UDP association");
@@ -119,6 +93,40 @@ impl Server {
         tracing::debug!(%client, "UDP by SOCKS");
         associate(association, stream).await
     }
+}
+
+/// Reads all that comes before the request, and the request. `None`: the client was told that it may not.
+pub(crate) async fn read_request<S: AsyncRead + AsyncWrite + Unpin>(
+    credentials: Option<&Credentials>,
+    login_delay: Duration,
+    stream: &mut S,
+    client: SocketAddr,
+    head: &mut Head,
+) -> Result<Option<Request>, Failed<Malformed>> {
+    let offered = head.read(stream, MAX_MESSAGE, parse_greeting).await?;
+    let method = if credentials.is_some() { Method::Password } else { Method::None };
+    let method = if offered.contains(&(method as u8)) { method } else { Method::Unacceptable };
+    stream.write_all(&choice(method)).await.map_err(Failed::Io)?;
+    match (method, credentials) {
+        (Method::None, None) => {}
+        (Method::Password, Some(credentials)) => {
+            let check = |name: &[u8], password: &[u8]| credentials.allow(name, password);
+            let allowed = head.read(stream, MAX_MESSAGE, |bytes| parse_login(bytes, check)).await?;
+            if !allowed {
+                tokio::time::sleep(login_delay).await;
+            }
+            stream.write_all(&login_answer(allowed)).await.map_err(Failed::Io)?;
+            if !allowed {
+                log_denied("SOCKS", client);
+                return Ok(None);
+            }
+        }
+        _ => {
+            log_denied("SOCKS", client);
+            return Ok(None);
+        }
+    }
+    head.read(stream, MAX_MESSAGE, parse_request).await.map(Some)
 }
 
 async fn refuse(stream: &mut TcpStream, reply: Reply) -> io::Result<()> {
@@ -154,10 +162,9 @@ pub(crate) fn log_unreached(way: &str, client: SocketAddr, target: &dyn std::fmt
 }
 
 /// Logs that a client showed no credentials, or wrong ones.
-pub(crate) fn log_denied(way: &str, client: io::Result<SocketAddr>) {
+pub(crate) fn log_denied(way: &str, client: SocketAddr) {
     const DENIED: &str = "Refused a client without the name and password of a user";
-    let client = client.map(|client| client.to_string()).unwrap_or_default();
     if log::admits(Level::WARN, DENIED, way) {
-        tracing::warn!(by = way, client, "{DENIED}");
+        tracing::warn!(by = way, %client, "{DENIED}");
     }
 }
