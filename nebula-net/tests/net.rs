@@ -72,6 +72,19 @@ async fn what_is_written_comes_back_over_either_family() {
 }
 
 #[tokio::test]
+async fn a_name_is_that_of_the_peer_that_had_it_first() {
+    let names = ["near", "db", "DB", "Near"];
+    let hosts: [_; 4] = common::named(names).expect("four hosts");
+    let [near, ..] = &hosts.map(|(socket, config)| Net::builder(config).socket(socket).start().expect("it starts"));
+    // Sorted by address, the second one with the name would be the first.
+    for number in [3, 2, 4] {
+        within(near.up(overlay(number).into())).await.unwrap();
+    }
+    assert_eq!(near.look_up("db").await.unwrap(), IpAddr::from(overlay(3)));
+    assert_eq!(near.look_up("near").await.unwrap(), IpAddr::from(overlay(1)));
+}
+
+#[tokio::test]
 async fn a_peer_is_found_by_the_name_in_its_certificate() {
     let [near, far] = nets();
     let listener = far.listen(7).unwrap();

@@ -29,6 +29,9 @@ pub struct TunnelStatus {
     pub peer: Vec<IpAddr>,
     /// Peer's certificate name.
     pub name: String,
+    /// The name stands for this peer: it is not this node's own, and no other peer had it before. Who looks up names must
+    /// not take others.
+    pub holds_name: bool,
     /// Current endpoint.
     pub endpoint: Option<SocketAddr>,
     /// Relay that is used while there is no endpoint, by its overlay address.
@@ -215,9 +218,13 @@ impl RelayStatus {
 impl Node {
     fn tunnel_status(&self, live: &Live) -> TunnelStatus {
         let tunnel = &live.tunnel;
+        let name = tunnel.peer.name();
+        let is_own = self.own_name().eq_ignore_ascii_case(name);
+        let holds = |address: &IpAddr| self.names.holds(self.now, name, *address);
         TunnelStatus {
             peer: tunnel.peer_addresses.clone(),
-            name: tunnel.peer.name().to_owned(),
+            name: name.to_owned(),
+            holds_name: !is_own && tunnel.peer_addresses.first().is_some_and(holds),
             endpoint: tunnel.endpoint(),
             relay: self.forwarder.relay_of(tunnel),
             path_mtu: live.path_mtu.known().filter(|_| tunnel.path_limit.state() != PathState::Unexamined),
@@ -232,6 +239,12 @@ impl Node {
             primary: self.forwarder.tunnels().is_primary(tunnel),
             handshake: live.took,
         }
+    }
+
+    /// The name in this node's own certificate.
+    #[must_use]
+    pub fn own_name(&self) -> &str {
+        self.config.identity.primary().name()
     }
 
     /// Live tunnels, ordered by peer address.

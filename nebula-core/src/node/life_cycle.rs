@@ -43,6 +43,9 @@ impl Node {
         }
         self.prepare_path_mtu(now, &mut live);
         self.tunnels.insert(live);
+        if let Some(&address) = tunnel.peer_addresses.first() {
+            self.names.arrived(now, tunnel.peer.name(), address);
+        }
         self.inherit_measurements(tunnel.local_index);
         if self.tunnels.is_newest(&tunnel, self.forwarder.tunnels()) {
             self.forwarder.tunnels().set_primary(&tunnel);
@@ -261,6 +264,9 @@ impl Node {
         }
         self.forwarder.tunnels().retire(index);
         let peer = live.tunnel.peer_addresses.clone();
+        if let Some(&address) = peer.first() {
+            self.names.left(self.now, live.tunnel.peer.name(), address);
+        }
         for &address in &peer {
             if self.forwarder.tunnels().by_address(address).is_none() {
                 if let Some(heir) = self.tunnels.heir(address) {

@@ -1,6 +1,6 @@
 //! The control plane of one node: it owns every control table and connects the parts.
 //!
-//! - Tables with their rules, which know nothing of each other's owner: `timer`, `tunnels`, `hops`, `outbox`, and under
+//! - Tables with their rules, which know nothing of each other's owner: `timer`, `tunnels`, `hops`, `outbox`, and `name_holders`, under
 //!   capture `held`, `incarnations`.
 //! - What needs several tables borrows them from [`Node`] for one call: `confirmation` (`Callers`), `paths`, `path_mtu` and `path_choice` (`Paths`),
 //!   `relaying` (`Relaying`), `rendezvous` (`Rendezvous`). These send messages, but start no handshake and end no tunnel.
@@ -18,6 +18,7 @@ mod hops;
 mod incarnations;
 mod inspect;
 mod life_cycle;
+mod name_holders;
 mod outbox;
 mod path_choice;
 mod path_mtu;
@@ -47,6 +48,7 @@ use self::hops::Hops;
 pub use self::inspect::{
     FlowTrace, Outcome, PendingStatus, RelayState, RelayStatus, TableSizes, TunnelStatus, Whereabouts,
 };
+use self::name_holders::NameHolders;
 use self::outbox::Outbox;
 pub use self::path_choice::{PathReason, PathStatus, PathVerdict};
 pub use self::relay_choice::{OfferedRelay, RelayReason, RelayTrouble};
@@ -120,6 +122,7 @@ pub struct Node {
     admission: Admission,
     half_open: HalfOpenTable,
     tunnels: Tunnels,
+    names: NameHolders,
     lighthouse: lighthouse::Client,
     server: lighthouse::Server,
     punches: HolePunch,
@@ -161,6 +164,7 @@ impl Node {
             admission,
             half_open,
             tunnels: Tunnels::default(),
+            names: NameHolders::default(),
             lighthouse: lighthouse::Client::default(),
             server: lighthouse::Server::default(),
             punches: HolePunch::default(),

@@ -31,6 +31,7 @@ mod inquiries;
 mod kept_tunnels;
 mod lighthouse;
 mod lossy_link;
+mod names;
 mod nat;
 mod partition;
 mod path_choice;

@@ -73,7 +73,7 @@ fn the_table_names_every_scenario_and_no_other() {
 
 /// Every test of the programs and libraries, with its file.
 fn all_tests(root: &Path) -> Vec<(PathBuf, String)> {
-    let packages = ["nebula-cert", "nebula-core", "ca", "cni-plugin", "instance"];
+    let packages = ["nebula-cert", "nebula-core", "nebula-net", "ca", "cni-plugin", "instance", "proxy", "agent"];
     let mut folders: Vec<_> =
         packages.iter().flat_map(|package| ["src", "tests"].map(|folder| root.join(package).join(folder))).collect();
     let mut found = Vec::new();

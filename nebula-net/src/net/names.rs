@@ -38,14 +38,18 @@ impl Net {
         }
     }
 
-    /// The peer with this name in its certificate, if there is a tunnel to it.
+    /// This node, or the peer with this name in its certificate, if there is a tunnel to it. Of several peers with the name, the one
+    /// that had it first.
     async fn named(&self, host: &str) -> io::Result<Option<IpAddr>> {
         let host = host.trim_end_matches('.').to_owned();
-        let tunnels = self.control(|node| node.tunnels()).await?;
+        let (own_name, tunnels) = self.control(|node| (node.own_name().to_owned(), node.tunnels())).await?;
         let own = self.addresses();
+        if own_name.eq_ignore_ascii_case(&host) {
+            return Ok(own.first().copied());
+        }
         let reachable = |address: &IpAddr| own.iter().any(|own| own.is_ipv4() == address.is_ipv4());
-        let mut named = tunnels.into_iter().filter(|tunnel| tunnel.name.eq_ignore_ascii_case(&host));
-        Ok(named.find_map(|tunnel| tunnel.peer.into_iter().find(reachable)))
+        let named = tunnels.into_iter().filter(|tunnel| tunnel.name.eq_ignore_ascii_case(&host));
+        Ok(named.filter(|tunnel| tunnel.holds_name).find_map(|tunnel| tunnel.peer.into_iter().find(reachable)))
     }
 
     /// Asks the lighthouses, one after the other.

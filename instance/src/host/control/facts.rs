@@ -108,6 +108,7 @@ impl Sources<'_> {
                 "seconds_ago": clocks.ago(double.last),
                 "endpoints": texts(double.seen.iter().map(|(_, at)| *at)),
             })).collect::<Value>(),
+            "same_names": same_names(self.settings, &tunnels),
             "relays_refused": diagnosis.relays.iter().map(|refused| json!({
                 "from": refused.from.to_string(),
                 "to": refused.to.to_string(),
@@ -371,6 +372,23 @@ fn names(registered: &Registered) -> Value {
         "told": told.as_ref().and_then(|told| told.as_ref().ok()),
         "error": told.as_ref().and_then(|told| told.as_ref().err()),
     })
+}
+
+/// Peers whose names stand for another host.
+fn same_names(settings: &Settings, tunnels: &[TunnelStatus]) -> Value {
+    let own = settings.pki.as_ref().map_or("", |pki| pki.identity.primary().name());
+    let primary = || tunnels.iter().filter(|tunnel| tunnel.primary);
+    let told = primary().filter(|tunnel| !tunnel.holds_name).take(MAX_PEERS).map(|tunnel| {
+        let is_same = |other: &&TunnelStatus| other.name.eq_ignore_ascii_case(&tunnel.name);
+        let holder = primary().filter(is_same).find(|other| other.holds_name);
+        json!({
+            "name": tunnel.name,
+            "peer": tunnel.peer.first().map(ToString::to_string),
+            "own_name": own.eq_ignore_ascii_case(&tunnel.name),
+            "holder": holder.and_then(|holder| holder.peer.first()).map(ToString::to_string),
+        })
+    });
+    told.collect()
 }
 
 fn link(device: &str) -> Value {

@@ -9,6 +9,7 @@ use hickory_resolver::proto::rr::RecordType;
 use ipnet::IpNet;
 use nebula_core::io::Handle;
 
+use super::answer_limit::Asker;
 use super::message::{Answer, Query};
 use super::records::{Host, Records};
 use super::server::{Responder, Server, Sockets};
@@ -32,7 +33,8 @@ impl Served {
         let identity = &settings.pki.as_ref()?.identity;
         let certificate = identity.primary();
         let addresses = identity.networks().iter().map(IpNet::addr).collect();
-        let own = Host { name: certificate.name().to_owned(), addresses, groups: certificate.groups().to_vec() };
+        let (name, groups) = (certificate.name().to_owned(), certificate.groups().to_vec());
+        let own = Host { name, addresses, groups, holds_name: true };
         Some(Self { listen, own, networks: identity.networks().to_vec() })
     }
 
@@ -78,7 +80,7 @@ impl Peers for Handle {
         let host = |tunnel: nebula_core::TunnelStatus| {
             let certificate = Self::certificate(self, tunnel.local_index);
             let groups = certificate.map(|certificate| certificate.groups().to_vec()).unwrap_or_default();
-            Host { name: tunnel.name, addresses: tunnel.peer, groups }
+            Host { name: tunnel.name, addresses: tunnel.peer, groups, holds_name: tunnel.holds_name }
         };
         // A tunnel that another one has replaced would count its host twice in its groups.
         self.tunnels().into_iter().filter(|tunnel| tunnel.primary).map(host).collect()
@@ -99,6 +101,14 @@ struct Lighthouse<P> {
 }
 
 impl<P: Peers> Responder for Lighthouse<P> {
+    fn asker(&self, from: IpAddr) -> Asker {
+        match from {
+            local if local.is_loopback() || self.served.own.addresses.contains(&local) => Asker::Local,
+            host if self.records().is_host(host) => Asker::Member,
+            _ => Asker::Stranger,
+        }
+    }
+
     async fn answer(&self, query: &Query, from: IpAddr) -> Answer {
         if query.kind == RecordType::TXT { self.certificate(query, from) } else { self.records().answer(query) }
     }
@@ -162,7 +172,7 @@ mod tests {
         fn hosts(&self) -> Vec<Host> {
             self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             let addresses = vec!["10.42.0.7".parse().unwrap()];
-            vec![Host { name: "peer".to_owned(), addresses, groups: Vec::new() }]
+            vec![Host { name: "peer".to_owned(), addresses, groups: Vec::new(), holds_name: true }]
         }
 
         fn certificate(&self, address: IpAddr) -> Option<String> {
@@ -171,7 +181,8 @@ mod tests {
     }
 
     fn lighthouse() -> Lighthouse<OnePeer> {
-        let own = Host { name: "l".to_owned(), addresses: vec!["10.42.0.1".parse().unwrap()], groups: Vec::new() };
+        let addresses = vec!["10.42.0.1".parse().unwrap()];
+        let own = Host { name: "l".to_owned(), addresses, groups: Vec::new(), holds_name: true };
         let listen = Dns { host: String::new(), port: 53, domain: Some("n".to_owned()) };
         let served = Served { listen, own, networks: vec!["10.42.0.1/16".parse().unwrap()] };
         Lighthouse { served, peers: OnePeer(0.into()), recent: Mutex::default() }
@@ -189,6 +200,20 @@ mod tests {
         assert_eq!(ask("10.42.0.7", "10.43.0.1"), Answer::NOTHING);
         assert_eq!(ask("10.42.0.8", "127.0.0.1"), Answer::NO_SUCH_NAME);
         assert_eq!(ask("peer", "127.0.0.1"), Answer::NO_SUCH_NAME, "a name without domain, as in Go Nebula");
+    }
+
+    #[test]
+    fn who_has_no_tunnel_is_a_stranger_also_with_an_address_of_the_overlay() {
+        let lighthouse = lighthouse();
+        for (from, asker) in [
+            ("127.0.0.1", Asker::Local),
+            ("10.42.0.1", Asker::Local),
+            ("10.42.0.7", Asker::Member),
+            ("10.42.0.8", Asker::Stranger),
+            ("203.0.113.7", Asker::Stranger),
+        ] {
+            assert_eq!(lighthouse.asker(from.parse().unwrap()), asker, "{from}");
+        }
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub(super) struct Answer {
     pub(super) data: Vec<RData>,
     /// Time to live of the records, in seconds.
     pub(super) ttl: u32,
+    /// Some of the records are an answer, too, where all of them are too long.
+    pub(super) is_choice: bool,
 }
 
 impl Answer {
@@ -33,12 +35,12 @@ impl Answer {
     pub(super) const FAILED: Self = Self::error(ResponseCode::ServFail);
 
     const fn error(code: ResponseCode) -> Self {
-        Self { code, data: Vec::new(), ttl: 0 }
+        Self { code, data: Vec::new(), ttl: 0, is_choice: false }
     }
 
     /// [`Answer::NOTHING`] if there are none.
     pub(super) fn records(data: Vec<RData>, ttl: u32) -> Self {
-        Self { code: ResponseCode::NoError, data, ttl }
+        Self { code: ResponseCode::NoError, data, ttl, is_choice: false }
     }
 
     pub(super) fn addresses(addresses: impl IntoIterator<Item = IpAddr>, ttl: u32) -> Self {
@@ -86,23 +88,38 @@ impl Query {
     }
 
     /// The response, not authoritative and without recursion, as Go Nebula's. One of more than `max_bytes` is truncated
-    /// (RFC 2181 section 9). `None` if it cannot be encoded.
+    /// (RFC 2181 section 9), unless fewer records are an answer. `None` if it cannot be encoded.
     pub(super) fn reply(&self, answer: &Answer, max_bytes: usize) -> Option<Vec<u8>> {
+        let name = self.message.queries.first()?.name();
+        let record = |data: &RData| Record::from_rdata(name.clone(), answer.ttl, data.clone());
+        let mut reply = self.response(answer.code);
+        reply.answers = answer.data.iter().map(record).collect();
+        loop {
+            let bytes = reply.to_vec().ok()?;
+            if bytes.len() <= max_bytes {
+                return Some(bytes);
+            }
+            if !answer.is_choice || reply.answers.len() < 2 {
+                return self.truncated(answer.code);
+            }
+            reply.answers.pop();
+        }
+    }
+
+    /// The response without records, marked as truncated.
+    pub(super) fn truncated(&self, code: ResponseCode) -> Option<Vec<u8>> {
+        let mut reply = self.response(code);
+        reply.metadata.truncation = true;
+        reply.to_vec().ok()
+    }
+
+    fn response(&self, code: ResponseCode) -> Message {
         let asked = &self.message.metadata;
         let mut reply = Message::response(asked.id, OpCode::Query);
         reply.metadata.recursion_desired = asked.recursion_desired;
-        reply.metadata.response_code = answer.code;
+        reply.metadata.response_code = code;
         reply.queries.clone_from(&self.message.queries);
-        let name = self.message.queries.first()?.name();
-        let record = |data: &RData| Record::from_rdata(name.clone(), answer.ttl, data.clone());
-        reply.answers = answer.data.iter().map(record).collect();
-        let bytes = reply.to_vec().ok()?;
-        if bytes.len() <= max_bytes {
-            return Some(bytes);
-        }
-        reply.metadata.truncation = true;
-        reply.answers.clear();
-        reply.to_vec().ok()
+        reply
     }
 }
 
@@ -186,6 +203,22 @@ pub(super) mod tests {
         assert_eq!(text.txt_data.iter().map(|part| part.len()).collect::<Vec<_>>(), [255, 255, 90]);
         let cut = Message::from_vec(&query.reply(&answer, 512).unwrap()).unwrap();
         assert!(cut.metadata.truncation && cut.answers.is_empty(), "{cut}");
+    }
+
+    #[test]
+    fn of_a_choice_as_many_records_are_given_as_fit() {
+        let datagram = question("web.groups.n", RecordType::A);
+        let query = Query::parse(&datagram).unwrap();
+        let addresses = (1..=8).map(|last| IpAddr::from([10, 42, 0, last]));
+        let mut answer = Answer::addresses(addresses, 10);
+        let reply = |answer: &Answer, max| Message::from_vec(&query.reply(answer, max).unwrap()).unwrap();
+        let most = datagram.len() + 3 * 16;
+        assert!(reply(&answer, most).metadata.truncation, "all of them count");
+        answer.is_choice = true;
+        let some = reply(&answer, most + 15);
+        assert!(!some.metadata.truncation && some.answers.len() == 3, "{some}");
+        let none = reply(&answer, datagram.len() + 15);
+        assert!(none.metadata.truncation && none.answers.is_empty(), "{none}");
     }
 
     #[test]

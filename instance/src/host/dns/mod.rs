@@ -1,5 +1,6 @@
 //! Names of the overlay: the DNS server of a lighthouse, and the resolver of a host, which asks it.
 
+mod answer_limit;
 mod command;
 mod lighthouse;
 mod message;

@@ -1,6 +1,7 @@
 //! The records of a lighthouse: addresses by name and by group, names by address.
 
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -14,6 +15,8 @@ pub(crate) struct Host {
     pub(crate) name: String,
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) groups: Vec<String>,
+    /// No other host has this name already.
+    pub(crate) holds_name: bool,
 }
 
 /// All records. Names are in lower case.
@@ -24,6 +27,8 @@ pub(super) struct Records {
     hosts: HashMap<String, FirstOfFamily>,
     names: HashMap<IpAddr, String>,
     groups: HashMap<String, Vec<FirstOfFamily>>,
+    /// All addresses of all hosts.
+    addresses: HashSet<IpAddr>,
     /// Where the next answer for a group begins, so that its hosts share the clients.
     turn: AtomicUsize,
 }
@@ -31,17 +36,20 @@ pub(super) struct Records {
 type FirstOfFamily = [Option<IpAddr>; 2];
 
 impl Records {
-    /// If two hosts have the same name, the later one counts.
+    /// Of hosts with the same name, the first counts. One that does not hold its name is found by its groups only.
     pub(super) fn new(domain: Option<String>, hosts: impl Iterator<Item = Host>) -> Self {
         let mut records = Self { domain, ..Self::default() };
-        for Host { name, addresses, groups } in hosts {
+        for Host { name, addresses, groups, holds_name } in hosts {
             let first = |v4: bool| addresses.iter().copied().find(|address| address.is_ipv4() == v4);
             let (name, first) = (name.to_ascii_lowercase(), [first(true), first(false)]);
             for group in groups {
                 records.groups.entry(group.to_ascii_lowercase()).or_default().push(first);
             }
-            records.names.extend(addresses.into_iter().map(|address| (address, name.clone())));
-            records.hosts.insert(name, first);
+            records.addresses.extend(&addresses);
+            if let (true, Entry::Vacant(free)) = (holds_name, records.hosts.entry(name.clone())) {
+                free.insert(first);
+                records.names.extend(addresses.into_iter().map(|address| (address, name.clone())));
+            }
         }
         // Otherwise the order would be that of a hash table, another one each time.
         records.groups.values_mut().for_each(|hosts| hosts.sort_unstable());
@@ -50,15 +58,21 @@ impl Records {
     }
 
     /// Adds `team-a` for the group `team:a`: resolvers of programs look up host names only (RFC 952). A name that could mean two
-    /// groups means neither.
+    /// such groups means neither. It never means a group that is called `team-a`: while any group begins with `team:`, names that
+    /// begin with `team-` are for such groups only, so that a label cannot take the place of a namespace.
     fn add_host_names_of_groups(&mut self) {
         let mut added: HashMap<String, Option<Vec<FirstOfFamily>>> = HashMap::new();
+        let mut beginnings = HashSet::new();
         for (group, hosts) in &self.groups {
-            let name = group.replace(|it: char| !it.is_ascii_alphanumeric() && !"-_.".contains(it), "-");
-            if !self.groups.contains_key(&name) {
-                added.entry(name).and_modify(|it| *it = None).or_insert_with(|| Some(hosts.clone()));
-            }
+            let Some(end) = group.find(is_replaced) else { continue };
+            beginnings.insert(format!("{}-", &group[..end]));
+            let name = group.replace(is_replaced, "-");
+            added.entry(name).and_modify(|it| *it = None).or_insert_with(|| Some(hosts.clone()));
         }
+        self.groups.retain(|group, _| {
+            let is_plain = group.find(is_replaced).is_none();
+            !is_plain || !group.match_indices('-').any(|(at, _)| beginnings.contains(&group[..=at]))
+        });
         self.groups.extend(added.into_iter().filter_map(|(name, hosts)| Some((name, hosts?))));
     }
 
@@ -78,8 +92,14 @@ impl Records {
         let group = name.strip_suffix(GROUPS).and_then(|group| self.groups.get(group));
         group.map_or(Answer::NO_SUCH_NAME, |hosts| {
             let start = self.turn.fetch_add(1, Ordering::Relaxed) % hosts.len();
-            of_kind(hosts[start..].iter().chain(&hosts[..start]), query.kind, GROUP_TTL).unwrap_or(Answer::NOTHING)
+            let some = of_kind(hosts[start..].iter().chain(&hosts[..start]), query.kind, GROUP_TTL);
+            some.map_or(Answer::NOTHING, |some| Answer { is_choice: true, ..some })
         })
+    }
+
+    /// Whether this is an address of a host.
+    pub(super) fn is_host(&self, address: IpAddr) -> bool {
+        self.addresses.contains(&address)
     }
 
     /// An address of the host with this name.
@@ -99,6 +119,11 @@ impl Records {
     fn inside<'a>(&self, name: &'a str) -> Option<&'a str> {
         name.strip_suffix(self.domain.as_deref()?)?.strip_suffix('.')
     }
+}
+
+/// Whether a host name cannot have this character of a group.
+fn is_replaced(it: char) -> bool {
+    !it.is_ascii_alphanumeric() && !"-_.".contains(it)
 }
 
 /// `None` for a type of which there are no records.
@@ -132,7 +157,8 @@ mod tests {
 
     fn host(name: &str, addresses: &[&str], groups: &[&str]) -> Host {
         let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
-        Host { name: name.to_owned(), addresses, groups: groups.iter().map(|&group| group.to_owned()).collect() }
+        let groups = groups.iter().map(|&group| group.to_owned()).collect();
+        Host { name: name.to_owned(), addresses, groups, holds_name: true }
     }
 
     fn records(domain: Option<&str>) -> Records {
@@ -141,7 +167,8 @@ mod tests {
     }
 
     fn addresses(texts: &[&str], ttl: u32) -> Answer {
-        Answer::addresses(texts.iter().map(|text| text.parse().unwrap()), ttl)
+        let answer = Answer::addresses(texts.iter().map(|text| text.parse().unwrap()), ttl);
+        Answer { is_choice: ttl == GROUP_TTL, ..answer }
     }
 
     #[test]
@@ -184,13 +211,56 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_could_mean_two_groups_means_neither_and_one_that_is_a_group_means_that() {
-        let hosts = [host("one", &["10.0.0.1"], &["a:b", "a/b", "c:d"]), host("two", &["10.0.0.2"], &["c-d"])];
+    fn a_name_that_could_mean_two_groups_means_neither() {
+        let hosts = [host("one", &["10.0.0.1"], &["a:b", "a/b", "c:d"])];
         let records = Records::new(Some("n".to_owned()), hosts.into_iter());
         let answer = |name: &str| records.answer(&query(name, A));
         assert_eq!(answer("a-b.groups.n"), Answer::NO_SUCH_NAME);
         assert_eq!(answer("a:b.groups.n"), addresses(&["10.0.0.1"], 10));
-        assert_eq!(answer("c-d.groups.n"), addresses(&["10.0.0.2"], 10));
+        assert_eq!(answer("c-d.groups.n"), addresses(&["10.0.0.1"], 10));
+    }
+
+    #[test]
+    fn a_group_that_is_called_like_a_namespace_does_not_take_its_name() {
+        let evil = host("evil", &["10.0.0.66"], &["ns-shop", "ns-pay", "ns-", "web-tier", "web"]);
+        let hosts = [host("one", &["10.0.0.1"], &["ns:shop"]), evil.clone()];
+        let records = Records::new(Some("n".to_owned()), hosts.into_iter());
+        let answer = |name: &str| records.answer(&query(name, A));
+        assert_eq!(answer("ns-shop.groups.n"), addresses(&["10.0.0.1"], 10));
+        assert_eq!(answer("ns-pay.groups.n"), Answer::NO_SUCH_NAME, "nobody of that namespace is here now");
+        assert_eq!(answer("ns-.groups.n"), Answer::NO_SUCH_NAME);
+        for group in ["web-tier", "web"] {
+            assert_eq!(answer(&format!("{group}.groups.n")), addresses(&["10.0.0.66"], 10), "{group}");
+        }
+        let records = Records::new(Some("n".to_owned()), [evil].into_iter());
+        let answer = records.answer(&query("ns-shop.groups.n", A));
+        assert_eq!(answer, addresses(&["10.0.0.66"], 10), "no group of this network has a colon");
+    }
+
+    #[test]
+    fn a_name_means_the_lighthouse_itself_or_who_had_it_first() {
+        let mut second = host("db", &["10.0.0.66"], &["web"]);
+        second.holds_name = false;
+        let mut own_name = host("lighthouse", &["10.0.0.67"], &[]);
+        let hosts = |more: Host| {
+            [host("lighthouse", &["10.0.0.1"], &[]), second.clone(), host("DB", &["10.0.0.7"], &["web"]), more]
+        };
+        let records = Records::new(Some("n".to_owned()), hosts(own_name.clone()).into_iter());
+        let answer = |name: &str, kind| records.answer(&query(name, kind));
+        for domain in ["", ".n"] {
+            let ttl = if domain.is_empty() { 3600 } else { 60 };
+            assert_eq!(answer(&format!("db{domain}"), A), addresses(&["10.0.0.7"], ttl));
+            assert_eq!(answer(&format!("lighthouse{domain}"), A), addresses(&["10.0.0.1"], ttl));
+        }
+        assert_eq!(records.address("db.n"), Some([10, 0, 0, 7].into()), "the certificate, too");
+        for other in ["66.0.0.10.in-addr.arpa", "67.0.0.10.in-addr.arpa"] {
+            assert_eq!(answer(other, RecordType::PTR), Answer::NO_SUCH_NAME, "{other}");
+        }
+        assert_eq!(answer("7.0.0.10.in-addr.arpa", RecordType::PTR), Answer::name("db.n", 60));
+        assert_eq!(answer("web.groups.n", A).data.len(), 2, "the group is in both certificates");
+        own_name.holds_name = false;
+        let alone = Records::new(None, [own_name].into_iter());
+        assert_eq!(alone.answer(&query("lighthouse", A)), Answer::NO_SUCH_NAME, "who had it comes back in a moment");
     }
 
     #[test]

@@ -15,6 +15,7 @@ use hickory_resolver::net::{DnsError, NetError};
 use hickory_resolver::proto::rr::{Name, RecordType};
 use ipnet::IpNet;
 
+use super::answer_limit::Asker;
 use super::message::{Answer, Query};
 use super::registration::{Registered, Registration};
 use super::reverse;
@@ -131,6 +132,10 @@ fn name_server(server: SocketAddr) -> NameServerConfig {
 }
 
 impl Responder for Lighthouses {
+    fn asker(&self, from: IpAddr) -> Asker {
+        if self.serves(from) { Asker::Local } else { Asker::Stranger }
+    }
+
     async fn answer(&self, query: &Query, from: IpAddr) -> Answer {
         if !self.is_ours(&query.name) || !self.serves(from) {
             return Answer::REFUSED;
@@ -225,6 +230,10 @@ mod tests {
     struct Knows(&'static str, Arc<AtomicUsize>);
 
     impl Responder for Knows {
+        fn asker(&self, _from: IpAddr) -> Asker {
+            Asker::Local
+        }
+
         async fn answer(&self, query: &Query, _from: IpAddr) -> Answer {
             self.1.fetch_add(1, Ordering::Relaxed);
             let address = [10, 42, 0, 7].into();

@@ -6,15 +6,20 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use hickory_resolver::proto::op::ResponseCode;
 use nebula_cert::listener::{Places, Source};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
+use tracing::Level;
 
+use super::answer_limit::{AnswerLimit, Asker, Limit};
 use super::message::{Answer, Query};
+use crate::linux::clock;
 use crate::listener::until_stopped::{self, Running, Stopped};
+use crate::log;
 
 /// Answers queries until it is dropped.
 #[derive(Debug)]
@@ -24,6 +29,7 @@ pub(crate) struct Server {
 
 /// What a server answers.
 pub(super) trait Responder: Send + Sync + 'static {
+    fn asker(&self, from: IpAddr) -> Asker;
     fn answer(&self, query: &Query, from: IpAddr) -> impl Future<Output = Answer> + Send;
 }
 
@@ -82,7 +88,7 @@ async fn serve(sockets: Sockets, responder: Arc<impl Responder>, stopped: Stoppe
     let tcp = sockets.tcp.map(TcpListener::from_std).transpose()?;
     let stopped = stopped.into_async()?;
     let (mut queries, mut connections) = (JoinSet::new(), JoinSet::new());
-    let places = Places::new(MAX_CONNECTIONS);
+    let (places, mut limit) = (Places::new(MAX_CONNECTIONS), AnswerLimit::default());
     let mut datagram = [0; MAX_QUERY_BYTES];
     loop {
         tokio::select! {
@@ -93,8 +99,20 @@ async fn serve(sockets: Sockets, responder: Arc<impl Responder>, stopped: Stoppe
             received = udp.recv_from(&mut datagram) => match received {
                 // One more is dropped, and its client asks again.
                 Ok((length, from)) if queries.len() < MAX_QUERIES => {
-                    if let Some(query) = Query::parse(&datagram[..length]) {
-                        queries.spawn(answer_datagram(Arc::clone(&udp), Arc::clone(&responder), query, from));
+                    let Some(query) = Query::parse(&datagram[..length]) else { continue };
+                    let source = from.ip().to_canonical();
+                    match limit.next(clock::now(), source, responder.asker(source), length) {
+                        Limit::Bytes(most) => {
+                            let most = most.min(query.max_datagram());
+                            let (udp, responder) = (Arc::clone(&udp), Arc::clone(&responder));
+                            queries.spawn(answer_datagram(udp, responder, query, from, most));
+                        }
+                        Limit::Truncated => {
+                            tell_limited(source);
+                            let reply = query.truncated(ResponseCode::NoError).unwrap_or_default();
+                            let _ = udp.try_send_to(&reply, from);
+                        }
+                        Limit::Nothing => {}
                     }
                 }
                 Ok(_) => {}
@@ -132,9 +150,22 @@ async fn accept(listener: Option<&TcpListener>) -> io::Result<(TcpStream, Socket
     Ok((stream, local, from))
 }
 
-async fn answer_datagram(socket: Arc<UdpSocket>, responder: Arc<impl Responder>, query: Query, from: SocketAddr) {
+fn tell_limited(source: IpAddr) {
+    const LIMITED: &str = "Asked for more names than are answered by datagram; it may ask by TCP";
+    if log::admits(Level::WARN, LIMITED, &log::network_of(source).to_string()) {
+        tracing::warn!(from = %source, "{LIMITED}");
+    }
+}
+
+async fn answer_datagram(
+    socket: Arc<UdpSocket>,
+    responder: Arc<impl Responder>,
+    query: Query,
+    from: SocketAddr,
+    max_bytes: usize,
+) {
     let answer = responder.answer(&query, from.ip().to_canonical()).await;
-    if let Some(reply) = query.reply(&answer, query.max_datagram()) {
+    if let Some(reply) = query.reply(&answer, max_bytes) {
         // The client may be gone.
         let _ = socket.send_to(&reply, from).await;
     }
@@ -184,6 +215,10 @@ mod tests {
     struct Same(String);
 
     impl Responder for Same {
+        fn asker(&self, from: IpAddr) -> Asker {
+            if from == IpAddr::from([127, 0, 0, 66]) { Asker::Stranger } else { Asker::Local }
+        }
+
         async fn answer(&self, _query: &Query, _from: IpAddr) -> Answer {
             Answer::text(&self.0, 1)
         }
@@ -226,6 +261,34 @@ mod tests {
             assert_eq!((reply[2] & 2, reply[7]), (0, 1));
             assert!(reply.len() > 3000);
         }
+    }
+
+    #[test]
+    fn a_stranger_gets_little_for_each_datagram_and_everything_by_tcp() {
+        let (_server, address) = start(&"x".repeat(1000));
+        let query = question("host", RecordType::TXT);
+        let stranger = std::net::UdpSocket::bind("127.0.0.66:0").unwrap();
+        stranger.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        let mut reply = [0; 1500];
+        // Four at a time, so that none is lost in a queue.
+        for _ in 0..250 {
+            (0..4).for_each(|_| assert!(stranger.send_to(&query, address).is_ok()));
+            for _ in 0..4 {
+                let length = stranger.recv(&mut reply).unwrap();
+                assert_eq!((reply[2] & 2, length), (2, query.len()), "truncated");
+            }
+        }
+        // Beyond its burst, half of them.
+        (0..40).for_each(|_| assert!(stranger.send_to(&query, address).is_ok()));
+        let more = (0..40).map_while(|_| stranger.recv(&mut reply).ok()).count();
+        assert!(more < 40, "{more}");
+        let client = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        client.send_to(&query, address).unwrap();
+        assert!(client.recv(&mut reply).unwrap() > 1000, "others have what they ask for");
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        stream.write_all(&framed(&query)).unwrap();
+        assert!(read_reply(&mut stream).len() > 1000);
     }
 
     #[test]

@@ -70,6 +70,7 @@ pub(crate) fn examine(facts: &Value) -> Vec<Finding> {
     }
     findings.extend(peers::callers(facts, None));
     findings.extend(peers::doubles(facts, None));
+    findings.extend(peers::same_names(facts, None));
     findings.extend(peers::unsafe_routes(facts));
     findings.extend(peers::relays_refused(facts));
     findings.extend(traffic::findings(facts, None));
@@ -83,6 +84,7 @@ pub(crate) fn explain(facts: &Value) -> Vec<Finding> {
         findings.extend(peers::findings(facts, peer));
         findings.extend(peers::callers(facts, Some(peer)));
         findings.extend(peers::doubles(facts, Some(peer)));
+        findings.extend(peers::same_names(facts, Some(peer)));
         findings.extend(traffic::findings(facts, Some(peer)));
     }
     sorted(findings)

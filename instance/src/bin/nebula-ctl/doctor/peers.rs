@@ -311,6 +311,22 @@ pub(super) fn doubles(facts: &Value, peer: Option<&Value>) -> Vec<Finding> {
         .collect()
 }
 
+pub(super) fn same_names(facts: &Value, peer: Option<&Value>) -> Vec<Finding> {
+    let of_peer = |same: &&Value| peer.is_none_or(|peer| peer["peer"] == same["peer"]);
+    let same = list(&facts["same_names"]).iter().filter(of_peer);
+    same.map(|same| {
+        let holder = match (same["own_name"] == true, same["holder"].as_str()) {
+            (true, _) => "this host has".to_owned(),
+            (false, Some(holder)) => format!("{holder} has, and had it first"),
+            (false, None) => "another host had until a moment ago".to_owned(),
+        };
+        let cause = format!("its certificate has the name {}, which {holder}: names are not answered with it", text(&same["name"]));
+        let advice = "Sign a certificate with a name of its own for one of them. If nobody meant this, find out who got it signed.";
+        Finding::warning("duplicate_name", text(&same["peer"]), cause, advice)
+    })
+    .collect()
+}
+
 pub(super) fn unsafe_routes(facts: &Value) -> Vec<Finding> {
     let mut found = Vec::new();
     for route in list(&facts["unsafe_routes"]) {

@@ -22,7 +22,7 @@ fn facts() -> Value {
             "names": {"domain": "nebula.internal", "server": "10.42.0.7:53", "told": "systemd-resolved", "error": null},
             "clock_step": null,
         },
-        "peers": [], "callers": [], "sends": [], "drops": [], "doubles": [], "relays_refused": [],
+        "peers": [], "callers": [], "sends": [], "drops": [], "doubles": [], "same_names": [], "relays_refused": [],
         "clocks": [{"peer": "10.42.0.1", "ahead_ms": 300, "lighthouse": true}],
         "unsafe_routes": [], "paths": [],
         "configuration": {"refused": [], "remarks": [], "last_reload": null},
@@ -238,6 +238,12 @@ causes! {
         with(facts(), "/doubles", json!([{"peer": "10.42.0.9", "turns": 2,
             "endpoints": ["192.0.2.9:1", "192.0.2.8:1"]}]))
         => "duplicate_address", ["192.0.2.9:1 and 192.0.2.8:1"];
+    host_with_the_name_of_another:
+        with(facts(), "/same_names", json!([{"name": "db", "peer": "10.42.0.66", "own_name": false, "holder": "10.42.0.9"}]))
+        => "duplicate_name", ["10.42.0.66", "10.42.0.9 has, and had it first"];
+    host_with_the_name_of_this_one:
+        with(facts(), "/same_names", json!([{"name": "web", "peer": "10.42.0.66", "own_name": true, "holder": null}]))
+        => "duplicate_name", ["which this host has"];
     gateway_that_does_not_answer:
         with(facts(), "/unsafe_routes", json!([{"network": "192.168.7.0/24", "gateways": [
             {"address": "10.42.0.9", "name": null, "connected": false, "state": "dead", "covered": null}]}]))
