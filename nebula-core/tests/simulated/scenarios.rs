@@ -114,7 +114,9 @@ fn every_claim_in_security_md_names_tests_that_are_there() {
             continue;
         }
         let held_by = cells.last().expect("a row has cells");
-        let tests: Vec<_> = held_by.split('`').skip(1).step_by(2).collect();
+        // A package or a folder may stand before the names of its tests.
+        let is_test = |name: &&str| name.contains('_') || name.contains("::");
+        let tests: Vec<_> = held_by.split('`').skip(1).step_by(2).filter(is_test).collect();
         assert!(!tests.is_empty() || held_by.starts_with("the same"), "nothing holds this: {line}");
         for test in tests {
             assert!(is_there(test, &all), "SECURITY.md names {test}, which is not there");
