@@ -3,6 +3,7 @@
 #![cfg(feature = "kubernetes")]
 
 mod admission;
+mod rights;
 
 use std::path::{Path, PathBuf};
 
