@@ -56,7 +56,7 @@ impl BlockingNet {
     }
 }
 
-/// A [`TcpListener`] that waits on the caller's thread.
+/// A [`TcpListener`] that waits on the caller's thread. Any number of threads may wait at the same time.
 #[derive(Debug)]
 pub struct BlockingListener(TcpListener);
 
@@ -76,7 +76,7 @@ impl BlockingListener {
     }
 }
 
-/// A [`TcpStream`] that waits on the caller's thread. Both directions may be used at the same time, by way of references.
+/// A [`TcpStream`] that waits on the caller's thread. Any number of threads may use it at the same time, by way of references.
 #[derive(Debug)]
 pub struct BlockingStream(TcpStream);
 
@@ -103,13 +103,13 @@ impl BlockingStream {
 
 impl Read for &BlockingStream {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        wait(std::future::poll_fn(|context| self.0.poll_read_into(context, out)))
+        wait(self.0.read_shared(out))
     }
 }
 
 impl Write for &BlockingStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        wait(std::future::poll_fn(|context| self.0.poll_write_from(context, bytes)))
+        wait(self.0.write_shared(bytes))
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -8,6 +8,7 @@ mod names;
 mod socket;
 mod stream;
 mod udp;
+mod waiting;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -23,6 +24,7 @@ pub use self::builder::{Builder, StartError};
 use self::driver::{Shared, Work};
 pub use self::stream::{TcpListener, TcpStream};
 pub use self::udp::UdpSocket;
+use self::waiting::wait_for;
 use crate::stack::Counters;
 
 /// A node of the overlay inside this program. Cheap to clone; all clones are the same node.
@@ -85,7 +87,11 @@ impl Net {
     pub async fn dial_address(&self, remote: SocketAddr) -> io::Result<TcpStream> {
         let id = self.inner.shared.with(|stack, now| stack.connect(now, remote))?;
         let stream = TcpStream::new(Arc::clone(&self.inner), id);
-        let opened = std::future::poll_fn(|context| self.inner.shared.with(|stack, _| stack.poll_open(id, context)));
+        let opened = wait_for(
+            &self.inner.shared,
+            |stack, _, waiter| stack.poll_open(id, waiter),
+            |stack, ticket| stack.leave_write(id, ticket),
+        );
         match tokio::time::timeout(DIAL_TIMEOUT, opened).await {
             Ok(Ok(())) => Ok(stream),
             Ok(Err(error)) => Err(error.into()),

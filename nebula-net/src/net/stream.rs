@@ -9,8 +9,10 @@ use std::task::{Context, Poll, ready};
 use nebula_cert::VerifiedCertificate;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::waiting::wait_for;
 use super::{Inner, ended};
 use crate::stack::{Flow, Id};
+use crate::tcp::Error;
 
 /// A TCP connection over the overlay. Dropping it closes it: what was written is still delivered, unless something that arrived was
 /// not read; then the peer gets a reset.
@@ -57,17 +59,24 @@ impl TcpStream {
         self.inner.shared.with(|stack, _| stack.set_no_delay(self.id, no_delay));
     }
 
-    pub(crate) fn poll_read_into(&self, context: &mut Context<'_>, out: &mut [u8]) -> Poll<io::Result<usize>> {
-        let read = self.inner.shared.with(|stack, now| stack.poll_read(now, self.id, context, out));
-        read.map_err(Into::into)
+    /// Reads as one of several who may do so at the same time.
+    pub(crate) async fn read_shared(&self, out: &mut [u8]) -> io::Result<usize> {
+        let read = wait_for(
+            &self.inner.shared,
+            |stack, now, waiter| stack.poll_read(now, self.id, waiter, out),
+            |stack, ticket| stack.leave_read(self.id, ticket),
+        );
+        Ok(read.await?)
     }
 
-    pub(crate) fn poll_write_from(&self, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let written = self.inner.shared.with(|stack, now| stack.poll_write(now, self.id, context, bytes));
-        written.map_err(|error| match error {
-            crate::tcp::Error::Closed => io::ErrorKind::BrokenPipe.into(),
-            error => error.into(),
-        })
+    /// Writes as one of several who may do so at the same time.
+    pub(crate) async fn write_shared(&self, bytes: &[u8]) -> io::Result<usize> {
+        let written = wait_for(
+            &self.inner.shared,
+            |stack, now, waiter| stack.poll_write(now, self.id, waiter, bytes),
+            |stack, ticket| stack.leave_write(self.id, ticket),
+        );
+        written.await.map_err(not_written)
     }
 
     pub(crate) fn shut_down(&self) {
@@ -83,7 +92,9 @@ impl Drop for TcpStream {
 
 impl AsyncRead for TcpStream {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let count = ready!(self.poll_read_into(context, out.initialize_unfilled()))?;
+        let id = self.id;
+        let unfilled = out.initialize_unfilled();
+        let count = ready!(self.inner.shared.with(|stack, now| stack.poll_read(now, id, context, unfilled)))?;
         out.advance(count);
         Poll::Ready(Ok(()))
     }
@@ -91,7 +102,8 @@ impl AsyncRead for TcpStream {
 
 impl AsyncWrite for TcpStream {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.poll_write_from(context, bytes)
+        let written = self.inner.shared.with(|stack, now| stack.poll_write(now, self.id, context, bytes));
+        written.map_err(not_written)
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -101,6 +113,13 @@ impl AsyncWrite for TcpStream {
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.shut_down();
         Poll::Ready(Ok(()))
+    }
+}
+
+fn not_written(error: Error) -> io::Error {
+    match error {
+        Error::Closed => io::ErrorKind::BrokenPipe.into(),
+        error => error.into(),
     }
 }
 
@@ -125,18 +144,31 @@ impl TcpListener {
         self.port
     }
 
-    /// Waits for the next connection, which [`TcpStream::peer_certificate`] and [`TcpStream::peer_addr`] say more about.
+    /// Waits for the next connection, which [`TcpStream::peer_certificate`] and [`TcpStream::peer_addr`] say more about. Any number of
+    /// tasks may wait at the same time, and each may give up: its turn is another one's then.
     ///
     /// # Errors
     /// Returns an error once the node was closed.
     pub async fn accept(&self) -> io::Result<TcpStream> {
-        std::future::poll_fn(|context| self.poll_accept(context)).await
+        let accepted = wait_for(
+            &self.inner.shared,
+            |stack, _, waiter| stack.poll_accept(self.address, self.port, waiter),
+            |stack, ticket| stack.leave_accept(self.address, self.port, ticket),
+        );
+        self.stream(accepted.await)
     }
 
-    pub(crate) fn poll_accept(&self, context: &mut Context<'_>) -> Poll<io::Result<TcpStream>> {
+    /// Like [`TcpListener::accept`], for what polls by hand: only the last one of those is woken.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn poll_accept(&self, context: &mut Context<'_>) -> Poll<io::Result<TcpStream>> {
         let shared = &self.inner.shared;
-        let id = ready!(shared.with(|stack, _| stack.poll_accept(self.address, self.port, context)));
-        Poll::Ready(id.map(|id| TcpStream::new(Arc::clone(&self.inner), id)).ok_or_else(ended))
+        shared.with(|stack, _| stack.poll_accept(self.address, self.port, context)).map(|id| self.stream(id))
+    }
+
+    fn stream(&self, id: Option<Id>) -> io::Result<TcpStream> {
+        id.map(|id| TcpStream::new(Arc::clone(&self.inner), id)).ok_or_else(ended)
     }
 }
 

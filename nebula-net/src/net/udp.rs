@@ -4,6 +4,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use super::waiting::wait_for;
 use super::{Inner, ended};
 
 /// A UDP port on the overlay.
@@ -41,15 +42,16 @@ impl UdpSocket {
         }
     }
 
-    /// Waits for a datagram. Returns its payload and its source.
+    /// Waits for a datagram. Returns its payload and its source. Any number of tasks may wait at the same time, and each may give up.
     ///
     /// # Errors
     /// Returns an error once the node was closed.
     pub async fn recv_from(&self) -> io::Result<(Vec<u8>, SocketAddr)> {
-        let shared = &self.inner.shared;
-        let received = std::future::poll_fn(|context| {
-            shared.with(|stack, _| stack.poll_receive_from(self.address, self.port, context))
-        });
+        let received = wait_for(
+            &self.inner.shared,
+            |stack, _, waiter| stack.poll_receive_from(self.address, self.port, waiter),
+            |stack, ticket| stack.leave_receive_from(self.address, self.port, ticket),
+        );
         received.await.map(|(from, payload)| (payload, from)).ok_or_else(ended)
     }
 }

@@ -2,11 +2,12 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
-use std::task::{Context, Poll, Waker};
+use std::task::Poll;
 
 use super::Id;
 use super::random::{self, EPHEMERAL};
 use super::shares::Shares;
+use super::waiters::{Waiter, Waiters};
 
 /// A port of one address, or of all.
 type Binding = (Option<IpAddr>, u16);
@@ -22,7 +23,7 @@ pub(crate) struct Bindings {
 #[derive(Debug, Default)]
 pub(crate) struct Listener {
     pub(crate) waiting: Shares<Id>,
-    waker: Option<Waker>,
+    pub(crate) waiters: Waiters,
 }
 
 /// A UDP socket and the datagrams that wait in it.
@@ -31,7 +32,7 @@ pub(crate) struct UdpPort {
     datagrams: VecDeque<(SocketAddr, Vec<u8>)>,
     /// Bytes of them, and what each costs beside.
     bytes: usize,
-    waker: Option<Waker>,
+    pub(crate) waiters: Waiters,
 }
 
 /// What a datagram takes beside its payload.
@@ -81,9 +82,9 @@ impl Bindings {
 
     /// Ends all of them; whoever waits is told.
     pub(crate) fn wake_all(&mut self) {
-        let listeners = self.listeners.drain().filter_map(|(_, listener)| listener.waker);
-        let udp = self.udp.drain().filter_map(|(_, port)| port.waker);
-        listeners.chain(udp).for_each(Waker::wake);
+        let listeners = self.listeners.drain().map(|(_, listener)| listener.waiters);
+        let udp = self.udp.drain().map(|(_, port)| port.waiters);
+        listeners.chain(udp).for_each(|mut waiters| waiters.wake_all());
     }
 }
 
@@ -107,19 +108,14 @@ impl Listener {
     pub(crate) fn established(&mut self, peer: Id, id: Id, backlog: usize) -> Option<Id> {
         self.waiting.push(peer, id);
         let crowded_out = if self.waiting.len() > backlog { self.waiting.take_newest_of_heaviest() } else { None };
-        if let Some(waker) = self.waker.take() {
-            waker.wake();
-        }
+        self.waiters.wake_one();
         crowded_out
     }
 
-    pub(crate) fn accept(&mut self, context: &Context<'_>) -> Poll<Id> {
+    pub(crate) fn accept(&mut self, waiter: Waiter<'_>) -> Poll<Id> {
         match self.waiting.pop() {
-            Some(id) => Poll::Ready(id),
-            None => {
-                self.waker = Some(context.waker().clone());
-                Poll::Pending
-            }
+            Some(id) => waiter.served(id),
+            None => self.waiters.wait(waiter),
         }
     }
 
@@ -138,21 +134,16 @@ impl UdpPort {
         }
         self.bytes += cost;
         self.datagrams.push_back((from, payload.to_vec()));
-        if let Some(waker) = self.waker.take() {
-            waker.wake();
-        }
+        self.waiters.wake_one();
     }
 
-    pub(crate) fn pop(&mut self, context: &Context<'_>) -> Poll<(SocketAddr, Vec<u8>)> {
+    pub(crate) fn pop(&mut self, waiter: Waiter<'_>) -> Poll<(SocketAddr, Vec<u8>)> {
         match self.datagrams.pop_front() {
             Some((from, payload)) => {
                 self.bytes -= payload.len() + DATAGRAM_OVERHEAD;
-                Poll::Ready((from, payload))
+                waiter.served((from, payload))
             }
-            None => {
-                self.waker = Some(context.waker().clone());
-                Poll::Pending
-            }
+            None => self.waiters.wait(waiter),
         }
     }
 }

@@ -1,6 +1,5 @@
 //! A connection in the stack: its flow, who waits for it, and where it stands between peer and program.
 
-use std::task::{Context, Waker};
 use std::time::Instant;
 
 use nebula_cert::VerifiedCertificate;
@@ -8,6 +7,7 @@ use nebula_core::forward::{Offload, Segment, SegmentKind};
 use nebula_core::protocol;
 
 use super::shares::Place;
+use super::waiters::Waiters;
 use super::{Flow, Id, TCP_CHECKSUM, packet};
 use crate::tcp::Connection;
 
@@ -42,8 +42,8 @@ pub(crate) struct Entry {
     pub(crate) orphaned: bool,
     /// In the list of those in TIME-WAIT.
     pub(crate) resting: bool,
-    reader: Option<Waker>,
-    writer: Option<Waker>,
+    pub(crate) readers: Waiters,
+    pub(crate) writers: Waiters,
 }
 
 impl Entry {
@@ -58,8 +58,8 @@ impl Entry {
             scheduled: None,
             orphaned: false,
             resting: false,
-            reader: None,
-            writer: None,
+            readers: Waiters::default(),
+            writers: Waiters::default(),
         }
     }
 
@@ -79,32 +79,18 @@ impl Entry {
         Some(Offload { segment, checksum: Some((start as u16, TCP_CHECKSUM as u16)) })
     }
 
-    pub(crate) fn wait_to_read(&mut self, context: &Context<'_>) {
-        self.reader = Some(context.waker().clone());
-    }
-
-    pub(crate) fn wait_to_write(&mut self, context: &Context<'_>) {
-        self.writer = Some(context.waker().clone());
-    }
-
     /// Wakes whoever would find what it waits for.
     pub(crate) fn wake_if_ready(&mut self) {
-        if self.reader.is_some()
-            && self.connection.is_readable()
-            && let Some(waker) = self.reader.take()
-        {
-            waker.wake();
+        if !self.readers.is_empty() && self.connection.is_readable() {
+            self.readers.wake_all();
         }
-        if self.writer.is_some()
-            && self.stage != Stage::Unnamed
-            && self.connection.is_writable()
-            && let Some(waker) = self.writer.take()
-        {
-            waker.wake();
+        if !self.writers.is_empty() && self.stage != Stage::Unnamed && self.connection.is_writable() {
+            self.writers.wake_all();
         }
     }
 
     pub(crate) fn wake(&mut self) {
-        self.reader.take().into_iter().chain(self.writer.take()).for_each(Waker::wake);
+        self.readers.wake_all();
+        self.writers.wake_all();
     }
 }

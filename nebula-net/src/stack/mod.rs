@@ -19,6 +19,7 @@ mod sockets;
 #[cfg(test)]
 mod tests;
 mod timers;
+mod waiters;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -43,6 +44,7 @@ use crate::tcp::{Begin, Connection, Error, State, TcpOptions};
 pub use self::asked::Asked;
 pub use self::slots::Id;
 use self::slots::Slots;
+pub use self::waiters::{Ticket, Waiter};
 
 /// Bounds on what peers can make a node keep.
 #[derive(Debug, Clone)]

@@ -1,14 +1,15 @@
 //! What a program does with its connections and ports.
 
 use std::net::{IpAddr, SocketAddr};
-use std::task::{Context, Poll};
+use std::task::Poll;
 use std::time::Instant;
 
 use nebula_cert::VerifiedCertificate;
 use nebula_core::forward::Offload;
 
-use super::bindings::{Listener, UdpPort};
+use super::bindings::Listener;
 use super::entry::Stage;
+use super::waiters::{Ticket, Waiter};
 use super::{Flow, Id, Stack, names, packet};
 use crate::tcp::Error;
 
@@ -17,15 +18,13 @@ impl Stack {
     ///
     /// # Errors
     /// Returns an error if it could not be opened.
-    pub fn poll_open(&mut self, id: Id, context: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        let Some(entry) = self.connections.get_mut(id) else { return Poll::Ready(Err(Error::Closed)) };
+    pub fn poll_open<'w>(&mut self, id: Id, waiter: impl Into<Waiter<'w>>) -> Poll<Result<(), Error>> {
+        let waiter = waiter.into();
+        let Some(entry) = self.connections.get_mut(id) else { return waiter.served(Err(Error::Closed)) };
         match (entry.connection.error(), entry.stage) {
-            (_, Stage::Open) => Poll::Ready(Ok(())),
-            (Some(error), _) => Poll::Ready(Err(error)),
-            _ => {
-                entry.wait_to_write(context);
-                Poll::Pending
-            }
+            (_, Stage::Open) => waiter.served(Ok(())),
+            (Some(error), _) => waiter.served(Err(error)),
+            _ => entry.writers.wait(waiter),
         }
     }
 
@@ -33,14 +32,15 @@ impl Stack {
     ///
     /// # Errors
     /// Returns an error if the connection has failed.
-    pub fn poll_read(
+    pub fn poll_read<'w>(
         &mut self,
         now: Instant,
         id: Id,
-        context: &mut Context<'_>,
+        waiter: impl Into<Waiter<'w>>,
         out: &mut [u8],
     ) -> Poll<Result<usize, Error>> {
-        let Some(entry) = self.connections.get_mut(id) else { return Poll::Ready(Err(Error::Closed)) };
+        let waiter = waiter.into();
+        let Some(entry) = self.connections.get_mut(id) else { return waiter.served(Err(Error::Closed)) };
         let before = entry.connection.buffered();
         match entry.connection.read(now, out) {
             Ok(Some(count)) => {
@@ -49,13 +49,10 @@ impl Stack {
                 if entry.connection.wants_ack(now) {
                     self.settle(now, id);
                 }
-                Poll::Ready(Ok(count))
+                waiter.served(Ok(count))
             }
-            Ok(None) => {
-                entry.wait_to_read(context);
-                Poll::Pending
-            }
-            Err(error) => Poll::Ready(Err(error)),
+            Ok(None) => entry.readers.wait(waiter),
+            Err(error) => waiter.served(Err(error)),
         }
     }
 
@@ -63,24 +60,22 @@ impl Stack {
     ///
     /// # Errors
     /// Returns an error if the connection has failed or this side of it was closed.
-    pub fn poll_write(
+    pub fn poll_write<'w>(
         &mut self,
         now: Instant,
         id: Id,
-        context: &mut Context<'_>,
+        waiter: impl Into<Waiter<'w>>,
         bytes: &[u8],
     ) -> Poll<Result<usize, Error>> {
-        let Some(entry) = self.connections.get_mut(id) else { return Poll::Ready(Err(Error::Closed)) };
+        let waiter = waiter.into();
+        let Some(entry) = self.connections.get_mut(id) else { return waiter.served(Err(Error::Closed)) };
         match entry.connection.write(bytes) {
-            Ok(0) if !bytes.is_empty() => {
-                entry.wait_to_write(context);
-                Poll::Pending
-            }
+            Ok(0) if !bytes.is_empty() => entry.writers.wait(waiter),
             Ok(count) => {
                 self.settle(now, id);
-                Poll::Ready(Ok(count))
+                waiter.served(Ok(count))
             }
-            Err(error) => Poll::Ready(Err(error)),
+            Err(error) => waiter.served(Err(error)),
         }
     }
 
@@ -144,9 +139,15 @@ impl Stack {
     }
 
     /// Waits for the next connection of a listener.
-    pub fn poll_accept(&mut self, address: Option<IpAddr>, port: u16, context: &mut Context<'_>) -> Poll<Option<Id>> {
-        let Some(listener) = self.bindings.listener_at(address, port) else { return Poll::Ready(None) };
-        match listener.accept(context) {
+    pub fn poll_accept<'w>(
+        &mut self,
+        address: Option<IpAddr>,
+        port: u16,
+        waiter: impl Into<Waiter<'w>>,
+    ) -> Poll<Option<Id>> {
+        let waiter = waiter.into();
+        let Some(listener) = self.bindings.listener_at(address, port) else { return waiter.served(None) };
+        match listener.accept(waiter) {
             Poll::Ready(id) => {
                 if let Some(entry) = self.connections.get_mut(id) {
                     entry.stage = Stage::Open;
@@ -180,16 +181,44 @@ impl Stack {
     }
 
     /// Waits for the next datagram of a UDP port.
-    pub fn poll_receive_from(
+    pub fn poll_receive_from<'w>(
         &mut self,
         address: Option<IpAddr>,
         port: u16,
-        context: &mut Context<'_>,
+        waiter: impl Into<Waiter<'w>>,
     ) -> Poll<Option<(SocketAddr, Vec<u8>)>> {
-        match self.bindings.udp_at(address, port).map(|it: &mut UdpPort| it.pop(context)) {
-            Some(Poll::Ready(datagram)) => Poll::Ready(Some(datagram)),
-            Some(Poll::Pending) => Poll::Pending,
-            None => Poll::Ready(None),
+        let waiter = waiter.into();
+        match self.bindings.udp_at(address, port) {
+            Some(port) => port.pop(waiter).map(Some),
+            None => waiter.served(None),
+        }
+    }
+
+    /// A task that waited for a connection of a listener gives up.
+    pub fn leave_accept(&mut self, address: Option<IpAddr>, port: u16, ticket: &mut Ticket) {
+        if let Some(listener) = self.bindings.listener_at(address, port) {
+            listener.waiters.leave(ticket);
+        }
+    }
+
+    /// A task that waited for a datagram gives up.
+    pub fn leave_receive_from(&mut self, address: Option<IpAddr>, port: u16, ticket: &mut Ticket) {
+        if let Some(port) = self.bindings.udp_at(address, port) {
+            port.waiters.leave(ticket);
+        }
+    }
+
+    /// A task that waited to read from a connection gives up.
+    pub fn leave_read(&mut self, id: Id, ticket: &mut Ticket) {
+        if let Some(entry) = self.connections.get_mut(id) {
+            entry.readers.leave(ticket);
+        }
+    }
+
+    /// A task that waited to write to a connection gives up.
+    pub fn leave_write(&mut self, id: Id, ticket: &mut Ticket) {
+        if let Some(entry) = self.connections.get_mut(id) {
+            entry.writers.leave(ticket);
         }
     }
 

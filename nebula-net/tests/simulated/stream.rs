@@ -71,7 +71,7 @@ impl End {
     /// Returns whether both sides have closed.
     fn try_drive(&mut self, stack: &mut Stack, now: Instant, id: Id, context: &mut Context<'_>) -> Result<bool, Error> {
         if !self.open {
-            match stack.poll_open(id, context) {
+            match stack.poll_open(id, &mut *context) {
                 Poll::Ready(result) => result?,
                 Poll::Pending => return Ok(false),
             }
@@ -80,7 +80,7 @@ impl End {
         }
         let mut buffer = [0; CHUNK];
         while !self.finished
-            && let Poll::Ready(read) = stack.poll_read(now, id, context, &mut buffer)
+            && let Poll::Ready(read) = stack.poll_read(now, id, &mut *context, &mut buffer)
         {
             let count = read?;
             for (at, found) in (self.received..).zip(&buffer[..count]) {
@@ -94,7 +94,7 @@ impl End {
                 let end = self.to_send.min(self.sent + CHUNK as u64);
                 self.chunk.extend((self.sent..end).map(|at| byte(self.programs[0], at)));
             }
-            let Poll::Ready(written) = stack.poll_write(now, id, context, &self.chunk) else { return Ok(false) };
+            let Poll::Ready(written) = stack.poll_write(now, id, &mut *context, &self.chunk) else { return Ok(false) };
             let count = written?;
             self.chunk.drain(..count);
             self.sent += count as u64;
