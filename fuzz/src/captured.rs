@@ -25,6 +25,8 @@ fn cluster() -> Cluster {
         let target = |port| Target { address: SERVICE.into(), port, protocol };
         cluster.service(target(80), &[(address(2), 8080)], 1, None);
         cluster.service(target(81), &[(address(1), 8080), (address(2), 8080)], 2, Some(Duration::from_secs(5)));
+        cluster.service(target(82), &[(address(2), 8080)], 1, None);
+        cluster.clear_endpoints(target(82), 1);
     }
     cluster
 }

@@ -159,7 +159,9 @@ impl Directory for Cluster {
 
     fn find(&self, target: &Target) -> Found {
         match target.address {
-            IpAddr::V4(SERVICE) if target.port == 80 => Found::Service(Service { id: 0, ready: 1, affinity: None }),
+            IpAddr::V4(SERVICE) if target.port == 80 => {
+                Found::Service(Service { id: 0, ready: 1, clear: 0, affinity: None })
+            }
             IpAddr::V4(CLEAR) => Found::Clear,
             address if address == OVERLAY[1] => Found::Peer { incarnation: 1 },
             _ => Found::Unknown,

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 
+use ipnet::IpNet;
 use nebula_cni_plugin::clock::{Deadline, SystemClock};
 use nebula_cni_plugin::enrolment::Knowledge;
 use nebula_cni_plugin::enrolment::labels::LabelSource;
@@ -24,6 +25,8 @@ pub struct Entry {
     pub state_dir: PathBuf,
     /// Where certificates come from; its paths are the node's.
     pub ca: CaAccess,
+    /// Where pods have their addresses, if they are captured.
+    pub pod_ranges: Vec<IpNet>,
     stdin: Map<String, Value>,
 }
 
@@ -81,7 +84,8 @@ impl Entry {
             PodFacts { container_id: "any", namespace: "any", name: "any", uid: "", annotations: &HashMap::new() };
         let request = request(&stdin, &any)?;
         let settings = Settings::read(&request.config)?;
-        Ok(Self { network: request.config.name, state_dir: settings.state_dir, ca: settings.ca, stdin })
+        let pod_ranges = settings.capture.map(|capture| capture.ranges).unwrap_or_default();
+        Ok(Self { network: request.config.name, state_dir: settings.state_dir, ca: settings.ca, pod_ranges, stdin })
     }
 
     /// Decides whether a pod is enrolled, as the plugin would.

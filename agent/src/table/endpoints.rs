@@ -30,12 +30,6 @@ pub(super) struct Endpoint {
 }
 
 impl Slice {
-    /// The port to which the Service's port leads here.
-    pub(super) fn target(&self, port: &Port) -> Option<u16> {
-        let is_same = |own: &&Port| own.name == port.name && own.protocol == port.protocol;
-        self.ports.iter().find(is_same).map(|own| own.port)
-    }
-
     /// The slices of an EndpointSlice: none if it belongs to no Service, or holds names instead of addresses.
     #[must_use]
     pub fn of_slice(slice: &discovery::EndpointSlice) -> Vec<Self> {
@@ -49,7 +43,7 @@ impl Slice {
         let port = |port: &discovery::EndpointPort| {
             Some(Port {
                 name: port.name.as_deref().unwrap_or_default().into(),
-                port: port.port.and_then(|port| u16::try_from(port).ok())?,
+                port: port.port.and_then(|port| u16::try_from(port).ok()).filter(|port| *port > 0)?,
                 protocol: protocol(port.protocol.as_deref())?,
             })
         };
@@ -85,7 +79,7 @@ impl Slice {
             let port = |port: &core::EndpointPort| {
                 Some(Port {
                     name: port.name.as_deref().unwrap_or_default().into(),
-                    port: u16::try_from(port.port).ok()?,
+                    port: u16::try_from(port.port).ok().filter(|port| *port > 0)?,
                     protocol: protocol(port.protocol.as_deref())?,
                 })
             };

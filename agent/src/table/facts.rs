@@ -23,6 +23,8 @@ pub struct Facts {
     /// Pods that the rules of enrolment leave out.
     pub(super) outside: HashMap<PodId, Addresses>,
     pub(super) nodes: HashMap<Box<str>, BTreeSet<IpAddr>>,
+    /// Where pods have their addresses.
+    pub(super) pod_ranges: Vec<IpNet>,
     heard: [bool; Input::ALL.len()],
     /// Number of changes that call for another table.
     pub(super) changes: u64,
@@ -97,6 +99,7 @@ impl Facts {
         for address in self.clear() {
             builder.clear(address);
         }
+        self.pod_ranges.iter().for_each(|range| builder.pod_prefix(*range));
         let mut slices: HashMap<&str, Vec<&Slice>> = HashMap::with_capacity(self.services.len());
         for slice in self.slices.values().flatten() {
             slices.entry(&slice.service).or_default().push(slice);

@@ -74,6 +74,7 @@ pub async fn keep(node: &Node, name: Option<String>, target: watch::Receiver<Opt
         tokio::time::sleep(RETRY).await;
     };
     let shared = Arc::new(Shared::default());
+    shared.facts().pod_ranges = rules.pod_ranges().to_vec();
     // Dropped with this task, and all of them with it.
     let mut followers = JoinSet::new();
     follow_cluster(&mut followers, &shared, &client, rules, asks_for_namespaces(config));

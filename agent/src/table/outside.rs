@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::path::Path;
 
+use ipnet::IpNet;
 use kube::core::Object;
 use nebula_cni_plugin::clock::Clock;
 use nebula_cni_plugin::enrolment::ANNOTATION;
@@ -59,6 +60,12 @@ impl Rules {
     #[must_use]
     pub fn new(entry: Entry, asks_for_pod_labels: bool) -> Self {
         Self { entry, asks_for_pod_labels, decided: HashMap::new() }
+    }
+
+    /// Where pods have their addresses.
+    #[must_use]
+    pub fn pod_ranges(&self) -> &[IpNet] {
+        &self.entry.pod_ranges
     }
 
     /// Forgets decisions, because labels of a namespace changed.

@@ -1,10 +1,11 @@
 //! Services, as far as kube-proxy would translate them for a pod: cluster IPs, ports, affinity and traffic policy.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as core;
-use nebula_cni_plugin::cluster_table::{Builder, ServiceEndpoint, ServicePort};
+use nebula_cni_plugin::cluster_table::{Builder, EndpointList, ServiceEndpoint, ServicePort};
 
 use super::endpoints::Slice;
 
@@ -18,7 +19,7 @@ pub struct Service {
 }
 
 /// A named port. Its name is empty if the Service has only one.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Port {
     pub(super) name: Box<str>,
     pub(super) port: u16,
@@ -65,31 +66,54 @@ impl Service {
 
     /// Adds its ports with their endpoints, those of the same family and port name.
     pub(super) fn add_to(&self, builder: &mut Builder, slices: &[&Slice], node: &str) {
-        for address in &self.addresses {
-            let of_family = |slice: &&&Slice| slice.is_ipv4 == address.is_ipv4();
-            for port in &self.ports {
-                let endpoints = slices.iter().filter(of_family).flat_map(|slice| {
-                    let target = slice.target(port);
-                    target.into_iter().flat_map(|target| {
-                        slice.endpoints.iter().map(move |endpoint| ServiceEndpoint {
-                            address: endpoint.address,
-                            port: target,
-                            state: endpoint.state,
-                            is_on_this_node: endpoint.node.as_deref() == Some(node),
-                        })
-                    })
-                });
+        for is_ipv4 in [true, false] {
+            let addresses: Vec<_> = self.addresses.iter().filter(|address| address.is_ipv4() == is_ipv4).collect();
+            if addresses.is_empty() {
+                continue;
+            }
+            let lists = lists(builder, slices.iter().copied().filter(|slice| slice.is_ipv4 == is_ipv4), node);
+            for (address, port) in
+                addresses.iter().flat_map(|address| self.ports.iter().map(move |port| (**address, port)))
+            {
                 let key = ServicePort {
-                    address: *address,
+                    address,
                     port: port.port,
                     protocol: port.protocol,
                     affinity: self.affinity,
                     this_node_only: self.this_node_only,
                 };
-                builder.service(key, endpoints);
+                builder.service_port(key, lists.iter().filter_map(|(ports, list)| Some((*list, port.target(ports)?))));
             }
         }
     }
+}
+
+impl Port {
+    /// The port to which this one leads in a slice with these ports.
+    fn target(&self, ports: &[Self]) -> Option<u16> {
+        let is_same = |own: &&Self| own.name == self.name && own.protocol == self.protocol;
+        ports.iter().find(is_same).map(|own| own.port)
+    }
+}
+
+/// The endpoints of slices, those with the same ports together.
+fn lists<'a>(
+    builder: &mut Builder,
+    slices: impl Iterator<Item = &'a Slice>,
+    node: &str,
+) -> Vec<(&'a [Port], EndpointList)> {
+    let mut by_ports: HashMap<&[Port], Vec<&Slice>> = HashMap::new();
+    slices.for_each(|slice| by_ports.entry(&slice.ports).or_default().push(slice));
+    let endpoints = |slices: Vec<&'a Slice>| {
+        let all = slices.into_iter().flat_map(|slice| slice.endpoints.iter());
+        all.map(|endpoint| ServiceEndpoint {
+            address: endpoint.address,
+            port: 0,
+            state: endpoint.state,
+            is_on_this_node: endpoint.node.as_deref() == Some(node),
+        })
+    };
+    by_ports.into_iter().map(|(ports, slices)| (ports, builder.endpoints(endpoints(slices)))).collect()
 }
 
 /// Number of a protocol by its name in the API; TCP if there is none.

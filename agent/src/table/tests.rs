@@ -164,6 +164,7 @@ impl Cluster {
             "ca": {"url": "https://ca:1", "tlsCaFile": "/a", "tokenFile": "/b"}});
         let entry = Entry::of_list(&json!({"name": "n", "cniVersion": "1.0.0", "plugins": [entry]})).unwrap();
         let (client, shared) = (self.api.clone().start().await, Arc::clone(&self.shared));
+        shared.facts().pod_ranges = vec!["10.244.0.0/16".parse().unwrap()];
         let (host, (_, target)) = (self.ca.host(), watch::channel(Some(self.ca.target.clone())));
         self.tasks.push(tokio::spawn(async move {
             let mut followers = JoinSet::new();
@@ -284,6 +285,8 @@ async fn the_table_says_who_is_enrolled_who_is_not_and_where_services_lead() {
     cluster.service("web", json!({"clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1"], "ports": port}));
     cluster.endpoints("web", json!([of("10.244.1.7", "n1"), of("10.244.2.7", "n2"), of("10.244.1.3", "n1")]));
     cluster.until("endpoints", "10.96.0.1", 80, leads_to(&["10.244.1.7:8080", "10.244.2.7:8080"])).await;
+    let one_is_clear = |_: &Table<'_>, found: Found| matches!(found, Found::Service(service) if service.clear == 1);
+    cluster.until("and one that is not enrolled", "10.96.0.1", 80, one_is_clear).await;
     cluster.until("no such port", "10.96.0.1", 81, |_, found| found == Found::NoEndpoint).await;
     let local = json!({"clusterIP": "10.96.0.2", "ports": port, "internalTrafficPolicy": "Local",
         "sessionAffinity": "ClientIP"});
@@ -294,7 +297,15 @@ async fn the_table_says_who_is_enrolled_who_is_not_and_where_services_lead() {
     cluster.until("affinity", "10.96.0.2", 80, has_affinity).await;
     cluster.service("dns", json!({"clusterIP": "10.96.0.3", "ports": port}));
     cluster.endpoints("dns", json!([of("10.244.1.3", "n1")]));
-    cluster.until("none of its endpoints is enrolled", "10.96.0.3", 80, is_clear).await;
+    let is_only_clear = |_: &Table<'_>, found: Found| matches!(found, Found::Service(service) if (service.ready, service.clear) == (0, 1));
+    cluster.until("none of its endpoints is enrolled", "10.96.0.3", 80, is_only_clear).await;
+    // A rollout enrols the pods of a Service one by one.
+    let not_ready = json!({"addresses": ["10.244.1.7"], "nodeName": "n1", "conditions": {"ready": false}});
+    cluster.endpoints("dns", json!([of("10.244.1.3", "n1"), not_ready]));
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    cluster.until("one that is not ready changes nothing", "10.96.0.3", 80, is_only_clear).await;
+    cluster.endpoints("dns", json!([of("10.244.1.99", "n1")]));
+    cluster.until("it may be enrolled soon", "10.96.0.3", 80, |_, found| found == Found::Unknown).await;
     cluster.service("empty", json!({"clusterIP": "10.96.0.4", "ports": port}));
     cluster.until("no endpoints", "10.96.0.4", 80, |_, found| found == Found::NoEndpoint).await;
     cluster.service("headless", json!({"clusterIP": "None", "ports": port}));

@@ -1,5 +1,6 @@
 //! Builds the bytes of a table from facts about the cluster, in any order.
 
+use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::Range;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use ipnet::IpNet;
 use super::format::{HEADER_LEN, MAGIC, MAJOR, MINOR, SECTION_LEN, SECTIONS, SectionKind};
 use super::hash_table::{HashTable, bucket, mix};
 use super::key_of;
-use super::table::{KIND_ADDRESS, KIND_CLEAR, KIND_EMPTY, KIND_ENROLLED, service_key};
+use super::table::{KIND_ADDRESS, KIND_PORT, KIND_UNKNOWN, service_key};
 
 /// Facts about the cluster, of which [`Builder::finish`] makes a table. Of contradicting facts the one that keeps packets
 /// in the tunnel wins; of two about the same pod or the same port of a Service the later one.
@@ -19,7 +20,12 @@ pub struct Builder {
     clear: Vec<u128>,
     clear_ranges: Vec<(u128, u128)>,
     sealed_ranges: Vec<(u128, u128)>,
+    pod_ranges: Vec<(u128, u128)>,
+    /// Ports of Services, each with its parts.
     services: Vec<(ServicePort, Range<usize>)>,
+    /// Lists of endpoints and the port that each leads to, 0 for the endpoints' own.
+    parts: Vec<(u32, u16)>,
+    lists: Vec<Range<usize>>,
     endpoints: Vec<ServiceEndpoint>,
 }
 
@@ -50,6 +56,10 @@ pub struct ServiceEndpoint {
     /// Whether it is on the node for which the table is.
     pub is_on_this_node: bool,
 }
+
+/// Endpoints that ports of a Service have in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EndpointList(u32);
 
 /// Whether an endpoint takes new flows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,11 +101,32 @@ impl Builder {
         self.sealed_ranges.extend(ranges_of(prefix));
     }
 
+    /// Pods have their addresses from `prefix`: an endpoint there of which nothing else is known may be a pod that will be
+    /// enrolled, and so is not chosen. Endpoints elsewhere are known not to be enrolled.
+    pub fn pod_prefix(&mut self, prefix: IpNet) {
+        self.pod_ranges.extend(ranges_of(prefix));
+    }
+
     /// A port of a Service with all its endpoints, whatever their state and node.
     pub fn service(&mut self, port: ServicePort, endpoints: impl IntoIterator<Item = ServiceEndpoint>) {
+        let list = self.endpoints(endpoints);
+        self.service_port(port, [(list, 0)]);
+    }
+
+    /// Endpoints for [`Builder::service_port`].
+    pub fn endpoints(&mut self, endpoints: impl IntoIterator<Item = ServiceEndpoint>) -> EndpointList {
         let first = self.endpoints.len();
         self.endpoints.extend(endpoints);
-        self.services.push((port, first..self.endpoints.len()));
+        self.lists.push(first..self.endpoints.len());
+        EndpointList(number(self.lists.len() - 1))
+    }
+
+    /// A port of a Service with its endpoints: lists, and the port to which it leads in each, 0 for the endpoints' own. In the
+    /// table, ports that have the same lists and one port each take no more room than one of them.
+    pub fn service_port(&mut self, port: ServicePort, parts: impl IntoIterator<Item = (EndpointList, u16)>) {
+        let first = self.parts.len();
+        self.parts.extend(parts.into_iter().map(|(EndpointList(list), port)| (list, port)));
+        self.services.push((port, first..self.parts.len()));
     }
 
     /// The bytes of the table. `version` rises with every table that the node's instances are to use.
@@ -108,32 +139,36 @@ impl Builder {
         let mut addresses: Vec<_> = self.services.iter().map(|(port, _)| key_of(port.address)).collect();
         addresses.dedup();
         let addresses = addresses.into_iter().map(|address| (service_key(address, 0, 0), None));
-        let ports = self.services.iter().map(|(port, endpoints)| {
-            (service_key(key_of(port.address), port.port, port.protocol), Some((port, endpoints.clone())))
+        let ports = self.services.iter().map(|(port, parts)| {
+            (service_key(key_of(port.address), port.port, port.protocol), Some((port, parts.clone())))
         });
         let services = HashTable::new(seed, addresses.chain(ports).collect());
 
-        let mut listed = Vec::new();
-        let mut choice = Choice::default();
+        let standings = Standings {
+            pods: &pods,
+            clear: self.clear.iter().copied().collect(),
+            clear_ranges: disjoint(self.clear_ranges.clone()),
+            sealed_ranges: disjoint(self.sealed_ranges.clone()),
+            pod_ranges: disjoint(self.pod_ranges.clone()),
+        };
+        let mut listing = Listing { listed: Vec::new(), shared: HashMap::new(), facts: &self, standings };
         let service_records: Vec<_> = services
             .entries
             .iter()
             .map(|((address, _), service)| {
-                let Some((port, endpoints)) = service else {
-                    return record(&[&address.to_be_bytes(), &[0, 0, 0, KIND_ADDRESS], &[0; 20]]);
+                let Some((port, parts)) = service else {
+                    return record(&[&address.to_be_bytes(), &[0, 0, 0, KIND_ADDRESS], &[0; 24]]);
                 };
-                let facts = self.endpoints.get(endpoints.clone()).unwrap_or_default();
-                let kind = choice.make(port, facts, &pods);
-                let (first, chosen) = (number(listed.len()), number(choice.chosen.len()));
-                let all = chosen + number(choice.serving.len());
+                let Choice { first, chosen, all, clear, target, is_unknown } = listing.choice(port, parts.clone());
                 let affinity = port.affinity.map_or(0, |time| u32::try_from(time.as_secs()).unwrap_or(u32::MAX));
-                let counts = [first, chosen, all, affinity, 0].map(u32::to_le_bytes);
-                listed.append(&mut choice.chosen);
-                listed.append(&mut choice.serving);
+                let counts = [first, chosen, all, affinity, clear].map(u32::to_le_bytes);
+                let kind = if is_unknown { KIND_UNKNOWN } else { KIND_PORT };
                 let name = [port.port.to_le_bytes(), [port.protocol, kind]];
-                record(&[&address.to_be_bytes(), name.as_flattened(), counts.as_flattened()])
+                let target = [target, 0].map(u16::to_le_bytes);
+                record(&[&address.to_be_bytes(), name.as_flattened(), counts.as_flattened(), target.as_flattened()])
             })
             .collect();
+        let listed = listing.listed;
 
         let mut file = File::new(version, seed);
         file.section(SectionKind::PodBuckets, pods.starts.iter().map(|start| start.to_le_bytes()));
@@ -144,13 +179,13 @@ impl Builder {
         file.section(SectionKind::ClearBuckets, clear.starts.iter().map(|start| start.to_le_bytes()));
         file.section(SectionKind::Clear, clear.entries.iter().map(|((address, _), ())| address.to_be_bytes()));
         for (kind, ranges) in
-            [(SectionKind::ClearRanges, self.clear_ranges), (SectionKind::SealedRanges, self.sealed_ranges)]
+            [(SectionKind::ClearRanges, &self.clear_ranges), (SectionKind::SealedRanges, &self.sealed_ranges)]
         {
-            let ranges = disjoint(ranges);
+            let ranges = disjoint(ranges.clone());
             file.section::<32>(kind, ranges.iter().map(|(a, b)| record(&[&a.to_be_bytes(), &b.to_be_bytes()])));
         }
         file.section(SectionKind::ServiceBuckets, services.starts.iter().map(|start| start.to_le_bytes()));
-        file.section::<40>(SectionKind::Services, service_records.into_iter());
+        file.section::<44>(SectionKind::Services, service_records.into_iter());
         let endpoint =
             |Listed { pod, port, tag }: Listed| record(&[&pod.to_le_bytes(), &port.to_le_bytes(), &tag.to_le_bytes()]);
         file.section::<8>(SectionKind::Endpoints, listed.into_iter().map(endpoint));
@@ -158,16 +193,23 @@ impl Builder {
     }
 }
 
-/// The enrolled endpoints of a service.
-#[derive(Debug, Default)]
+/// What the record of a service says of its endpoints.
+#[derive(Debug, Clone, Copy)]
 struct Choice {
-    /// To choose from.
-    chosen: Vec<Listed>,
-    /// These only serve the flows they have.
-    serving: Vec<Listed>,
+    /// Index of the first enrolled one in the list.
+    first: u32,
+    /// Number of enrolled ones to choose from, and of all that serve the flows they have.
+    chosen: u32,
+    all: u32,
+    /// Number of those to choose from that are not enrolled.
+    clear: u32,
+    /// Their port; 0 if they have ports of their own.
+    target: u16,
+    /// It has endpoints to choose from, but of none of them is known whether it is enrolled.
+    is_unknown: bool,
 }
 
-/// An endpoint as the table lists it.
+/// An enrolled endpoint as the table lists it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Listed {
     /// Index of the pod.
@@ -176,34 +218,124 @@ struct Listed {
     tag: u16,
 }
 
-impl Choice {
-    /// Sorts the endpoints of a service; returns its kind.
-    fn make(&mut self, port: &ServicePort, endpoints: &[ServiceEndpoint], pods: &HashTable<u64>) -> u8 {
-        let mut has_enrolled = false;
-        for endpoint in endpoints {
-            let Some(pod) = pods.position((key_of(endpoint.address), 0)) else { continue };
-            has_enrolled = true;
-            if port.this_node_only && !endpoint.is_on_this_node {
-                continue;
-            }
-            match endpoint.state {
-                EndpointState::Ready => self.chosen.push(Listed { pod, port: endpoint.port, tag: 0 }),
-                EndpointState::Terminating => self.serving.push(Listed { pod, port: endpoint.port, tag: 0 }),
-                EndpointState::NotReady => {}
+/// What is known of the address of an endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    /// An enrolled pod, by its index.
+    Enrolled(u32),
+    /// Known not to be one.
+    Clear,
+    Unknown,
+}
+
+/// Answers what is known of addresses.
+struct Standings<'a> {
+    pods: &'a HashTable<u64>,
+    clear: BTreeSet<u128>,
+    clear_ranges: Vec<(u128, u128)>,
+    sealed_ranges: Vec<(u128, u128)>,
+    pod_ranges: Vec<(u128, u128)>,
+}
+
+impl Standings<'_> {
+    fn of(&self, address: IpAddr) -> Standing {
+        let key = key_of(address);
+        if let Some(pod) = self.pods.position((key, 0)) {
+            return Standing::Enrolled(pod);
+        }
+        // In the order in which a table is asked.
+        let is_clear = self.clear.contains(&key)
+            || !is_in(&self.sealed_ranges, key) && (is_in(&self.clear_ranges, key) || !is_in(&self.pod_ranges, key));
+        if is_clear { Standing::Clear } else { Standing::Unknown }
+    }
+}
+
+fn is_in(disjoint: &[(u128, u128)], key: u128) -> bool {
+    let after = disjoint.partition_point(|(first, _)| *first <= key);
+    after.checked_sub(1).and_then(|at| disjoint.get(at)).is_some_and(|(_, last)| key <= *last)
+}
+
+/// The endpoints of all services, as the table lists them.
+struct Listing<'a> {
+    listed: Vec<Listed>,
+    /// Of lists whose endpoints all have the port that the service names.
+    shared: HashMap<(Vec<u32>, bool), Choice>,
+    facts: &'a Builder,
+    standings: Standings<'a>,
+}
+
+impl Listing<'_> {
+    /// Lists the endpoints of a service, unless another one of its ports has the same.
+    fn choice(&mut self, port: &ServicePort, parts: Range<usize>) -> Choice {
+        let parts = self.facts.parts.get(parts).unwrap_or_default();
+        let lists: Vec<u32> = parts.iter().map(|(list, _)| *list).collect();
+        let target = match parts {
+            [(_, port), others @ ..] if others.iter().all(|(_, other)| other == port) => *port,
+            _ => 0,
+        };
+        if target == 0 {
+            return self.list(port, parts, 0);
+        }
+        let key = (lists, port.this_node_only);
+        let known = self.shared.get(&key).copied();
+        let choice = known.unwrap_or_else(|| {
+            let choice = self.list(port, parts, target);
+            self.shared.insert(key, choice);
+            choice
+        });
+        Choice { target, ..choice }
+    }
+
+    /// Sorts the endpoints of a service. `target` is the port of all of them, or 0.
+    fn list(&mut self, port: &ServicePort, parts: &[(u32, u16)], target: u16) -> Choice {
+        // To choose from, and those that only serve the flows they have.
+        let mut enrolled: [Vec<Listed>; 2] = Default::default();
+        let mut clear: [Vec<(IpAddr, u16)>; 2] = Default::default();
+        let mut is_unknown = false;
+        for (list, of_part) in parts {
+            let list = self.facts.lists.get(*list as usize).cloned().unwrap_or_default();
+            for endpoint in self.facts.endpoints.get(list).unwrap_or_default() {
+                let group = match endpoint.state {
+                    EndpointState::Ready => 0,
+                    EndpointState::Terminating => 1,
+                    EndpointState::NotReady => continue,
+                };
+                if port.this_node_only && !endpoint.is_on_this_node {
+                    continue;
+                }
+                let own = if *of_part == 0 { endpoint.port } else { *of_part };
+                match self.standings.of(endpoint.address) {
+                    Standing::Enrolled(pod) => {
+                        let port = if target == 0 { own } else { 0 };
+                        enrolled[group].push(Listed { pod, port, tag: 0 });
+                    }
+                    Standing::Clear => clear[group].push((endpoint.address, own)),
+                    Standing::Unknown => is_unknown = true,
+                }
             }
         }
-        if self.chosen.is_empty() {
-            std::mem::swap(&mut self.chosen, &mut self.serving);
+        let [mut chosen, mut serving] = enrolled;
+        let [mut of_clear, serving_clear] = clear;
+        if chosen.is_empty() && of_clear.is_empty() {
+            (chosen, of_clear) = (std::mem::take(&mut serving), serving_clear);
         }
-        for group in [&mut self.chosen, &mut self.serving] {
+        for group in [&mut chosen, &mut serving] {
             group.sort_unstable();
             group.dedup();
-            give_tags(group, pods);
+            give_tags(group, self.standings.pods);
         }
-        match endpoints {
-            [] => KIND_EMPTY,
-            _ if has_enrolled => KIND_ENROLLED,
-            _ => KIND_CLEAR,
+        of_clear.sort_unstable();
+        of_clear.dedup();
+        let (first, count) = (number(self.listed.len()), number(chosen.len()));
+        self.listed.append(&mut chosen);
+        self.listed.append(&mut serving);
+        Choice {
+            first,
+            chosen: count,
+            all: number(self.listed.len()) - first,
+            clear: number(of_clear.len()),
+            target,
+            is_unknown: is_unknown && count == 0 && of_clear.is_empty(),
         }
     }
 }
@@ -213,7 +345,7 @@ fn give_tags(group: &mut [Listed], pods: &HashTable<u64>) {
     // The rest of the numbers is for endpoints whose hash another one has.
     const HASHES: u32 = 1 << 15;
     let address = |listed: &Listed| pods.entries.get(listed.pod as usize).map_or(0, |((address, _), _)| *address);
-    let hash = |listed: &Listed| bucket(0, (address(listed), listed.port.into()), HASHES);
+    let hash = |listed: &Listed| bucket(0, (address(listed), 0), HASHES);
     let mut order: Vec<_> =
         (0..).zip(&*group).map(|(at, listed)| (hash(listed), address(listed), listed.port, at)).collect();
     order.sort_unstable();

@@ -1,7 +1,7 @@
 //! Everything in a table, as `nebula-cni-plugin table` prints and reads it.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Subnets, Ipv6Subnets};
@@ -50,9 +50,12 @@ pub struct Service {
     /// Time of session affinity; 0 without it.
     #[serde(default)]
     pub affinity_seconds: u32,
-    /// Whether it has endpoints, and none of them is enrolled: what is sent there stays on the primary network.
+    /// Number of its endpoints that are not enrolled: so large a part of the flows to it stays on the primary network.
     #[serde(default)]
-    pub only_clear: bool,
+    pub clear_endpoints: u32,
+    /// Whether of all of its endpoints it is not known whether they are enrolled: what is sent there waits for news.
+    #[serde(default)]
+    pub unknown: bool,
     /// Its enrolled endpoints.
     #[serde(default)]
     pub endpoints: Vec<Endpoint>,
@@ -92,8 +95,7 @@ impl Contents {
         contents.clear.extend(in_clear.take(MAX_PREFIXES));
         let sealed = table.sealed_ranges().flat_map(|(first, last)| prefixes(first, last));
         contents.sealed = sealed.take(MAX_PREFIXES).collect();
-        // A table lists each endpoint of each port once.
-        let mut left = table.counts()[3];
+        let mut left = MAX_ENDPOINTS;
         contents.services = table.services().filter_map(|service| Service::of(&service, table, &mut left)).collect();
         contents.enrolled.sort_unstable();
         contents.sealed.sort_unstable();
@@ -131,7 +133,7 @@ impl Service {
         let mut endpoints = Vec::new();
         for (terminating, group) in [false, true].into_iter().zip(listed.groups.clone()) {
             for index in group.take(*left as usize) {
-                let Some((address, port)) = table.endpoint_address(index) else { break };
+                let Some((address, port)) = table.endpoint_address(index, listed.target) else { break };
                 *left -= 1;
                 endpoints.push(Endpoint { address, port, terminating });
             }
@@ -141,7 +143,8 @@ impl Service {
             port: listed.port,
             protocol,
             affinity_seconds: listed.affinity_seconds,
-            only_clear: listed.only_clear,
+            clear_endpoints: listed.clear,
+            unknown: listed.is_unknown,
             endpoints,
         })
     }
@@ -157,13 +160,18 @@ impl Service {
             is_on_this_node: true,
         });
         // The table does not say which these are.
-        let clear = self.only_clear.then_some(ServiceEndpoint {
-            address: std::net::Ipv6Addr::UNSPECIFIED.into(),
+        let other = |n: u32| ServiceEndpoint {
+            address: Ipv6Addr::from_bits(DISCARD.to_bits() | u128::from(n)).into(),
             port: 0,
             state: EndpointState::Ready,
             is_on_this_node: true,
-        });
-        builder.service(port, endpoints.chain(clear));
+        };
+        let clear = (1..=self.clear_endpoints.min(MAX_ENDPOINTS)).map(other);
+        let unknown = self.unknown.then(|| other(0));
+        if let Some(unknown) = unknown {
+            builder.pod_prefix(unknown.address.into());
+        }
+        builder.service(port, endpoints.chain(clear).chain(unknown));
     }
 }
 
@@ -203,10 +211,15 @@ impl fmt::Display for Service {
             let at = std::net::SocketAddr::new(endpoint.address, endpoint.port);
             write!(f, " {at}{}", if endpoint.terminating { " (terminating)" } else { "" })?;
         }
-        if self.only_clear {
-            f.write_str(" none of its endpoints is enrolled: primary network")?;
-        } else if self.endpoints.is_empty() {
-            f.write_str(" no endpoint: refused")?;
+        let is_chosen = |endpoint: &Endpoint| !endpoint.terminating;
+        match self.clear_endpoints {
+            0 if self.unknown => f.write_str(" nothing is known of its endpoints: waits")?,
+            0 if self.endpoints.is_empty() => f.write_str(" no endpoint: refused")?,
+            0 => {}
+            _ if !self.endpoints.iter().any(is_chosen) => {
+                f.write_str(" none of its endpoints is enrolled: primary network")?;
+            }
+            clear => write!(f, " and {clear} not enrolled: primary network")?,
         }
         if self.affinity_seconds > 0 {
             write!(f, " (affinity {} s)", self.affinity_seconds)?;
@@ -227,6 +240,10 @@ fn prefixes(first: IpAddr, last: IpAddr) -> Vec<IpNet> {
 
 /// More than a cluster has. A range of a malformed table can take 250 prefixes to list.
 const MAX_PREFIXES: usize = 1 << 20;
+/// Of all Services together. Ports share lists, so listed one by one they can be many more than the table has.
+const MAX_ENDPOINTS: u32 = 1 << 20;
+/// Addresses that nobody has (RFC 6666).
+const DISCARD: Ipv6Addr = Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0, 0);
 
 fn as_hex<S: Serializer>(number: &u64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&format!("{number:016x}"))
@@ -245,7 +262,7 @@ fn from_hex<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster_table::{Found, Layout};
+    use crate::cluster_table::{self, Found, Layout};
 
     const TEXT: &str = r#"{"version": 7,
         "enrolled": [{"address": "10.42.1.2", "incarnation": "ffffffffffffffff"}, {"address": "fd00::2", "incarnation": "2"}],
@@ -253,7 +270,10 @@ mod tests {
         "services": [
             {"address": "10.96.0.10", "port": 80, "protocol": "tcp", "affinity_seconds": 9,
              "endpoints": [{"address": "10.42.1.2", "port": 8080}, {"address": "fd00::2", "port": 8081, "terminating": true}]},
-            {"address": "10.96.0.53", "port": 53, "protocol": "udp", "only_clear": true},
+            {"address": "10.96.0.11", "port": 80, "protocol": "tcp", "clear_endpoints": 3,
+             "endpoints": [{"address": "10.42.1.2", "port": 8080}]},
+            {"address": "10.96.0.12", "port": 80, "protocol": "tcp", "unknown": true},
+            {"address": "10.96.0.53", "port": 53, "protocol": "udp", "clear_endpoints": 2},
             {"address": "fd00:96::1", "port": 1, "protocol": "sctp"}]}"#;
 
     #[test]
@@ -262,7 +282,8 @@ mod tests {
         let bytes = contents.to_table();
         let layout = Layout::read(&bytes).unwrap();
         let table = layout.table(&bytes);
-        assert_eq!(table.find("10.96.0.53".parse().unwrap(), 53, 17), Found::Clear);
+        let found = table.find("10.96.0.53".parse().unwrap(), 53, 17);
+        assert!(matches!(found, Found::Service(cluster_table::Service { ready: 0, clear: 2, .. })), "{found:?}");
         assert_eq!(Contents::of(&table), contents);
         let text = serde_json::to_string(&contents).unwrap();
         assert_eq!(serde_json::from_str::<Contents>(&text).unwrap(), contents);
@@ -278,6 +299,8 @@ mod tests {
             "  10.42.255.0/24 (all of it)",
             "  192.0.2.0/25",
             "  10.96.0.10:80/tcp -> 10.42.1.2:8080 [fd00::2]:8081 (terminating) (affinity 9 s)",
+            "  10.96.0.11:80/tcp -> 10.42.1.2:8080 and 3 not enrolled: primary network",
+            "  10.96.0.12:80/tcp -> nothing is known of its endpoints: waits",
             "  10.96.0.53:53/udp -> none of its endpoints is enrolled: primary network",
             "  [fd00:96::1]:1/sctp -> no endpoint: refused",
         ] {
@@ -308,7 +331,9 @@ mod tests {
                 let Ok(layout) = Layout::read(&bytes) else { continue };
                 let contents = Contents::of(&layout.table(&bytes));
                 let listed: usize = contents.services.iter().map(|service| service.endpoints.len()).sum();
-                assert!(listed <= bytes.len() && contents.enrolled.len() <= bytes.len(), "byte {at} is {value}");
+                // Each Service lists at most what there is.
+                let most = contents.services.len() * bytes.len() / 8;
+                assert!(listed <= most && contents.enrolled.len() <= bytes.len(), "byte {at} is {value}");
             }
         }
     }

@@ -20,27 +20,30 @@
 //! | 4 clear ranges | first and last address (32); in order, disjoint | 32 |
 //! | 5 sealed ranges | the same | 32 |
 //! | 6 service buckets | u32 | 4 |
-//! | 7 services | address (16), port (2), IP protocol (1), kind (1), first endpoint (4), endpoints to choose from (4), endpoints in all (4), seconds of session affinity or 0 (4), zero (4) | 40 |
-//! | 8 endpoints | index of the pod (4), port (2), tag (2) | 8 |
+//! | 7 services | address (16), port (2), IP protocol (1), kind (1), first endpoint (4), enrolled endpoints to choose from (4), enrolled endpoints in all (4), seconds of session affinity or 0 (4), endpoints to choose from that are not enrolled (4), port of the endpoints (2), zero (2) | 44 |
+//! | 8 endpoints | index of the pod (4), port or 0 (2), tag (2) | 8 |
 //!
 //! A key's bucket is its hash modulo the number of buckets, which is a power of two. The hash of a key (address, n) is
 //! `m(m(m(seed ^ high) ^ low) ^ n)`, where `high` and `low` are the halves of the address read as a big-endian number and
 //! `m` is the finalizer of SplitMix64; n is 0 for addresses and `port << 8 | protocol` for services.
 //!
-//! Kinds of services: 0 has enrolled endpoints; 1 has endpoints, none of them enrolled; 2 has no endpoint; 3 says that the
-//! address is a Service's, with port and protocol 0. The endpoints of a service are its enrolled ones: first those to
-//! choose from, then those that only serve the flows they have, each group ordered by (index of the pod, port). A tag, from 1
-//! on, tells an endpoint from the others of its group. It follows from addresses and ports alone, so it stays the same in
-//! later tables: by it an instance chooses the same endpoint for the same flow again. Before minor version 1 it was 0.
+//! Kinds of services: 0 is a port with the endpoints that the record counts, which may be none; 1 is a port with endpoints, none of
+//! which is an enrolled pod or known not to be one; 2 says that the address is a Service's, with port and protocol 0. The
+//! enrolled endpoints of a service are listed: first those to choose from, then those that only serve the flows they have,
+//! each group ordered by (index of the pod, port). Ports of a Service with the same endpoints share one list, whose records
+//! have port 0: each service's record has the port then. Of endpoints that are not enrolled there is only the number: a flow
+//! to one of them leaves on the primary network, whose own choice counts. A tag, from 1 on, tells an enrolled endpoint from
+//! the others of its group. It follows from addresses alone, so it stays the same in later tables: by it an instance chooses
+//! the same endpoint for the same flow again.
 //!
 //! A reader refuses another major version. A minor version may add sections and lengthen records; readers skip both.
 
 /// First bytes of a table.
 pub(super) const MAGIC: [u8; 8] = *b"nebcltbl";
 /// Major version; a reader refuses any other.
-pub const MAJOR: u16 = 1;
+pub const MAJOR: u16 = 2;
 /// Minor version.
-pub const MINOR: u16 = 1;
+pub const MINOR: u16 = 0;
 
 pub(super) const HEADER_LEN: usize = 40;
 pub(super) const SECTION_LEN: usize = 16;
@@ -108,7 +111,7 @@ impl SectionKind {
             Self::Pods => 24,
             Self::Clear => 16,
             Self::ClearRanges | Self::SealedRanges => 32,
-            Self::Services => 40,
+            Self::Services => 44,
             Self::Endpoints => 8,
         }
     }

@@ -15,7 +15,7 @@ mod tests;
 
 use std::net::{IpAddr, Ipv6Addr};
 
-pub use builder::{Builder, EndpointState, ServiceEndpoint, ServicePort};
+pub use builder::{Builder, EndpointList, EndpointState, ServiceEndpoint, ServicePort};
 pub use format::{Error, Layout};
 pub use table::{Endpoint, Found, Service, Table};
 

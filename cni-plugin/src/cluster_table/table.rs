@@ -25,24 +25,25 @@ pub enum Found {
         /// Another number when another pod has the address.
         incarnation: u64,
     },
-    /// A port of a Service with enrolled endpoints to choose from.
+    /// A port of a Service with endpoints to choose from.
     Service(Service),
-    /// A Service without an endpoint to choose: it has none at all, none of its enrolled ones is ready, or it does not
-    /// have that port.
+    /// A Service without an endpoint to choose: none is ready, or it does not have that port.
     NoEndpoint,
-    /// Known not to be enrolled; or a port of a Service with endpoints none of which is enrolled.
+    /// Known not to be enrolled.
     Clear,
-    /// The table does not have the address.
+    /// The table does not have the address; or it does not know of any endpoint of a Service whether it is enrolled.
     Unknown,
 }
 
-/// A port of a Service with enrolled endpoints to choose from.
+/// A port of a Service with endpoints to choose from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Service {
     /// Its index, which is valid in this version of the table only.
     pub id: u32,
-    /// Number of endpoints to choose from; not 0.
+    /// Number of enrolled endpoints to choose from.
     pub ready: u32,
+    /// Number of endpoints to choose from that are not enrolled; not 0 if the other number is.
+    pub clear: u32,
     /// How long a client keeps its endpoint, counted from its last new flow.
     pub affinity: Option<Duration>,
 }
@@ -65,16 +66,21 @@ pub(super) struct ListedService {
     pub(super) port: u16,
     pub(super) protocol: u8,
     pub(super) affinity_seconds: u32,
-    /// Whether it has endpoints, none of which is enrolled.
-    pub(super) only_clear: bool,
-    /// Indexes of the endpoints to choose from, and of those that only serve the flows they have.
+    /// Number of endpoints to choose from that are not enrolled.
+    pub(super) clear: u32,
+    /// Whether it has endpoints to choose from, but of none of them is known whether it is enrolled.
+    pub(super) is_unknown: bool,
+    /// Port of the endpoints; 0 if they have their own.
+    pub(super) target: u16,
+    /// Indexes of the enrolled endpoints to choose from, and of those that only serve the flows they have.
     pub(super) groups: [Range<u32>; 2],
 }
 
-pub(super) const KIND_ENROLLED: u8 = 0;
-pub(super) const KIND_CLEAR: u8 = 1;
-pub(super) const KIND_EMPTY: u8 = 2;
-pub(super) const KIND_ADDRESS: u8 = 3;
+/// More endpoints than one Service can have: readers look at each.
+const MAX_CLEAR: u32 = 1 << 16;
+pub(super) const KIND_PORT: u8 = 0;
+pub(super) const KIND_UNKNOWN: u8 = 1;
+pub(super) const KIND_ADDRESS: u8 = 2;
 
 impl Layout {
     /// The table with this header. `bytes` are those from which it was read.
@@ -130,21 +136,21 @@ impl Table<'_> {
         pod.or_else(|| is_sealed().then_some(0))
     }
 
-    /// Endpoint `n` of those to choose from, for `n` below [`Service::ready`].
+    /// Enrolled endpoint `n` of those to choose from, for `n` below [`Service::ready`].
     #[must_use]
     pub fn endpoint(&self, service: u32, n: u32) -> Option<Endpoint> {
-        let [chosen, _] = self.groups(service)?;
+        let ([chosen, _], target) = self.groups(service)?;
         if n >= chosen.end.saturating_sub(chosen.start) {
             return None;
         }
-        let (pod, port) = self.endpoint_at(chosen.start + n)?;
+        let (pod, port) = self.endpoint_at(chosen.start + n, target)?;
         let record: Record<'_, 24> = self.layout.section(SectionKind::Pods).record(self.bytes, pod)?;
         Some(Endpoint { address: address_of(record.address(0)), port, incarnation: record.u64(16) })
     }
 
-    /// The tags of the endpoints to choose from, in their order; 0 in a table of an agent that writes none.
+    /// The tags of the enrolled endpoints to choose from, in their order.
     pub fn tags(&self, service: u32) -> impl Iterator<Item = u16> {
-        let [chosen, _] = self.groups(service).unwrap_or_default();
+        let ([chosen, _], _) = self.groups(service).unwrap_or_default();
         let endpoints = self.layout.section(SectionKind::Endpoints);
         chosen.map_while(move |index| endpoints.record::<8>(self.bytes, index).map(|record| record.u16(6)))
     }
@@ -153,10 +159,11 @@ impl Table<'_> {
     #[must_use]
     pub fn serves(&self, service: u32, address: IpAddr, port: u16) -> bool {
         let Some((pod, _)) = self.pod(key_of(address)) else { return false };
+        let Some((groups, target)) = self.groups(service) else { return false };
         let holds = |group: Range<u32>| {
-            search(group, |index| self.endpoint_at(index).map(|endpoint| endpoint.cmp(&(pod, port)))).is_some()
+            search(group, |index| self.endpoint_at(index, target).map(|endpoint| endpoint.cmp(&(pod, port)))).is_some()
         };
-        self.groups(service).is_some_and(|groups| groups.into_iter().any(holds))
+        groups.into_iter().any(holds)
     }
 
     /// The enrolled pods with their incarnations, in no order.
@@ -182,20 +189,22 @@ impl Table<'_> {
     /// The ports of Services, in no order.
     pub(super) fn services(&self) -> impl Iterator<Item = ListedService> {
         let records =
-            self.records::<40>(SectionKind::Services).zip(0..).filter(|(record, _)| record.u8(19) != KIND_ADDRESS);
+            self.records::<44>(SectionKind::Services).zip(0..).filter(|(record, _)| record.u8(19) != KIND_ADDRESS);
         records.map(|(record, id)| ListedService {
             address: address_of(record.address(0)),
             port: record.u16(16),
             protocol: record.u8(18),
             affinity_seconds: record.u32(32),
-            only_clear: record.u8(19) == KIND_CLEAR,
-            groups: self.groups(id).unwrap_or_default(),
+            clear: record.u32(36),
+            is_unknown: record.u8(19) == KIND_UNKNOWN,
+            target: record.u16(40),
+            groups: self.groups(id).unwrap_or_default().0,
         })
     }
 
-    /// An endpoint by its index in the table; `None` where there is none.
-    pub(super) fn endpoint_address(&self, index: u32) -> Option<(IpAddr, u16)> {
-        let (pod, port) = self.endpoint_at(index)?;
+    /// An enrolled endpoint by its index in the table, of a service with this `target`; `None` where there is none.
+    pub(super) fn endpoint_address(&self, index: u32, target: u16) -> Option<(IpAddr, u16)> {
+        let (pod, port) = self.endpoint_at(index, target)?;
         let record: Record<'_, 24> = self.layout.section(SectionKind::Pods).record(self.bytes, pod)?;
         Some((address_of(record.address(0)), port))
     }
@@ -227,33 +236,34 @@ impl Table<'_> {
     fn service(&self, key: Key) -> Option<Found> {
         let services = self.layout.section(SectionKind::Services);
         let (id, record) = self.candidates(SectionKind::ServiceBuckets, services, key).find_map(|index| {
-            let record: Record<'_, 40> = services.record(self.bytes, index)?;
+            let record: Record<'_, 44> = services.record(self.bytes, index)?;
             let own = service_key(record.address(0), record.u16(16), record.u8(18));
             (own == key).then_some((index, record))
         })?;
-        let (ready, seconds) = (record.u32(24), record.u32(32));
+        let (ready, seconds, clear) = (record.u32(24), record.u32(32), record.u32(36).min(MAX_CLEAR));
         Some(match record.u8(19) {
-            KIND_ENROLLED if ready > 0 => {
+            KIND_PORT if ready > 0 || clear > 0 => {
                 let affinity = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
-                Found::Service(Service { id, ready, affinity })
+                Found::Service(Service { id, ready, clear, affinity })
             }
-            KIND_CLEAR => Found::Clear,
+            KIND_UNKNOWN => Found::Unknown,
             _ => Found::NoEndpoint,
         })
     }
 
-    /// Endpoints to choose from, and those that only serve the flows they have.
-    fn groups(&self, service: u32) -> Option<[Range<u32>; 2]> {
-        let record: Record<'_, 40> = self.layout.section(SectionKind::Services).record(self.bytes, service)?;
+    /// Enrolled endpoints to choose from, and those that only serve the flows they have; and the port of all of them, or 0.
+    fn groups(&self, service: u32) -> Option<([Range<u32>; 2], u16)> {
+        let record: Record<'_, 44> = self.layout.section(SectionKind::Services).record(self.bytes, service)?;
         let first = record.u32(20);
         let (chosen, all) = (first.checked_add(record.u32(24))?, first.checked_add(record.u32(28))?);
-        Some([first..chosen, chosen..all.max(chosen)])
+        Some(([first..chosen, chosen..all.max(chosen)], record.u16(40)))
     }
 
-    /// Index of the pod, and port.
-    fn endpoint_at(&self, index: u32) -> Option<(u32, u16)> {
+    /// Index of the pod, and port, which is `target` if the list is shared.
+    fn endpoint_at(&self, index: u32, target: u16) -> Option<(u32, u16)> {
         let record: Record<'_, 8> = self.layout.section(SectionKind::Endpoints).record(self.bytes, index)?;
-        Some((record.u32(0), record.u16(4)))
+        let own = record.u16(4);
+        Some((record.u32(0), if own == 0 { target } else { own }))
     }
 
     fn is_in_ranges(&self, kind: SectionKind, address: u128) -> bool {

@@ -13,6 +13,7 @@ use super::*;
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
+const SCTP: u8 = 132;
 
 /// Few enough to meet often.
 const ADDRESSES: [&str; 12] = [
@@ -44,6 +45,7 @@ enum Fact {
     Clear(IpAddr),
     ClearPrefix(IpNet),
     SealedPrefix(IpNet),
+    PodPrefix(IpNet),
     Service(ServicePort, Vec<ServiceEndpoint>),
 }
 
@@ -54,6 +56,7 @@ struct Reference {
     clear: BTreeSet<IpAddr>,
     clear_prefixes: Vec<IpNet>,
     sealed_prefixes: Vec<IpNet>,
+    pod_prefixes: Vec<IpNet>,
     services: BTreeMap<(IpAddr, u16, u8), (ServicePort, Vec<ServiceEndpoint>)>,
 }
 
@@ -61,7 +64,7 @@ struct Reference {
 #[derive(Debug, PartialEq)]
 enum Answer {
     Enrolled(u64),
-    Service { choice: BTreeSet<(IpAddr, u16, u64)>, affinity: Option<Duration> },
+    Service { choice: BTreeSet<(IpAddr, u16, u64)>, clear: usize, affinity: Option<Duration> },
     NoEndpoint,
     Clear,
     Unknown,
@@ -74,6 +77,7 @@ impl Reference {
             Fact::Clear(address) => drop(self.clear.insert(address)),
             Fact::ClearPrefix(prefix) => self.clear_prefixes.push(prefix),
             Fact::SealedPrefix(prefix) => self.sealed_prefixes.push(prefix),
+            Fact::PodPrefix(prefix) => self.pod_prefixes.push(prefix),
             Fact::Service(port, endpoints) => {
                 self.services.insert((port.address, port.port, port.protocol), (port, endpoints));
             }
@@ -86,11 +90,14 @@ impl Reference {
             return Answer::Enrolled(*incarnation);
         }
         if let Some((port, endpoints)) = self.services.get(&(address, port, protocol)) {
-            let choice = self.choice(port, endpoints);
-            return match endpoints.iter().any(|endpoint| self.pods.contains_key(&endpoint.address)) {
-                true if !choice.is_empty() => Answer::Service { choice, affinity: port.affinity },
-                false if !endpoints.is_empty() => Answer::Clear,
-                _ => Answer::NoEndpoint,
+            let (choice, clear) = self.choice(port, endpoints);
+            let takes_flows = |endpoint: &ServiceEndpoint| {
+                endpoint.state != EndpointState::NotReady && (endpoint.is_on_this_node || !port.this_node_only)
+            };
+            return match (choice.len(), clear) {
+                (0, 0) if endpoints.iter().any(takes_flows) => Answer::Unknown,
+                (0, 0) => Answer::NoEndpoint,
+                _ => Answer::Service { choice, clear, affinity: port.affinity },
             };
         }
         if self.services.keys().any(|(service, ..)| *service == address) {
@@ -117,9 +124,25 @@ impl Reference {
         near.filter_map(|at| Some((at.address, at.port, *self.pods.get(&at.address)?))).collect()
     }
 
-    fn choice(&self, port: &ServicePort, endpoints: &[ServiceEndpoint]) -> BTreeSet<(IpAddr, u16, u64)> {
-        let ready = self.of_state(port, endpoints, EndpointState::Ready);
-        if ready.is_empty() { self.of_state(port, endpoints, EndpointState::Terminating) } else { ready }
+    /// Number of endpoints of a state that are known not to be enrolled.
+    fn clear_of_state(&self, port: &ServicePort, endpoints: &[ServiceEndpoint], state: EndpointState) -> usize {
+        let is_in = |prefixes: &[IpNet], address: &IpAddr| prefixes.iter().any(|prefix| prefix.contains(address));
+        let is_clear = |address: &IpAddr| {
+            self.clear.contains(address)
+                || !is_in(&self.sealed_prefixes, address)
+                    && (is_in(&self.clear_prefixes, address) || !is_in(&self.pod_prefixes, address))
+        };
+        let listed = endpoints.iter().filter(|endpoint| endpoint.state == state);
+        let near = listed.filter(|endpoint| endpoint.is_on_this_node || !port.this_node_only);
+        let clear = near.filter(|at| !self.pods.contains_key(&at.address) && is_clear(&at.address));
+        clear.map(|at| (at.address, at.port)).collect::<BTreeSet<_>>().len()
+    }
+
+    /// The enrolled ones, and the number of the others.
+    fn choice(&self, port: &ServicePort, endpoints: &[ServiceEndpoint]) -> (BTreeSet<(IpAddr, u16, u64)>, usize) {
+        let of = |state| (self.of_state(port, endpoints, state), self.clear_of_state(port, endpoints, state));
+        let ready = of(EndpointState::Ready);
+        if ready.0.is_empty() && ready.1 == 0 { of(EndpointState::Terminating) } else { ready }
     }
 
     fn serves(&self, service: (IpAddr, u16, u8), address: IpAddr, number: u16) -> bool {
@@ -162,6 +185,7 @@ fn some_facts() -> impl Strategy<Value = Vec<Fact>> {
         2 => some_address().prop_map(Fact::Clear),
         1 => some_prefix().prop_map(Fact::ClearPrefix),
         1 => some_prefix().prop_map(Fact::SealedPrefix),
+        1 => some_prefix().prop_map(Fact::PodPrefix),
         4 => some_service(),
     ];
     vec(fact, 0..25)
@@ -175,6 +199,7 @@ fn build(facts: &[Fact], version: u64) -> Vec<u8> {
             Fact::Clear(address) => builder.clear(address),
             Fact::ClearPrefix(prefix) => builder.clear_prefix(prefix),
             Fact::SealedPrefix(prefix) => builder.sealed_prefix(prefix),
+            Fact::PodPrefix(prefix) => builder.pod_prefix(prefix),
             Fact::Service(port, endpoints) => builder.service(port, endpoints),
         }
     }
@@ -184,13 +209,13 @@ fn build(facts: &[Fact], version: u64) -> Vec<u8> {
 fn answer(table: &Table<'_>, address: IpAddr, port: u16, protocol: u8) -> Answer {
     match table.find(address, port, protocol) {
         Found::Enrolled { incarnation } => Answer::Enrolled(incarnation),
-        Found::Service(Service { id, ready, affinity }) => {
+        Found::Service(Service { id, ready, clear, affinity }) => {
             let choice = (0..ready).map(|n| table.endpoint(id, n).expect("one of those to choose from"));
             let choice: BTreeSet<_> = choice.map(|at| (at.address, at.port, at.incarnation)).collect();
             assert_eq!((choice.len(), table.endpoint(id, ready)), (ready as usize, None));
             let tags: BTreeSet<u16> = table.tags(id).filter(|tag| *tag > 0).collect();
             assert_eq!(tags.len(), choice.len(), "each endpoint has a tag of its own");
-            Answer::Service { choice, affinity }
+            Answer::Service { choice, clear: clear as usize, affinity }
         }
         Found::NoEndpoint => Answer::NoEndpoint,
         Found::Clear => Answer::Clear,
@@ -270,14 +295,14 @@ proptest! {
 #[test]
 fn a_table_begins_with_what_tells_its_format() {
     let bytes = Builder::new().finish(7);
-    assert_eq!(bytes[..16], *b"nebcltbl\x01\0\x01\0\x09\0\0\0");
+    assert_eq!(bytes[..16], *b"nebcltbl\0\0\x02\0\x09\0\0\0");
     let changed = |at: usize, value| {
         let mut bytes = bytes.clone();
         bytes[at] = value;
         Layout::read(&bytes).map(|layout| layout.version())
     };
     assert_eq!(changed(8, 5), Ok(7), "a later minor version");
-    assert_eq!(changed(10, 2), Err(Error::OtherFormat { found: 2 }));
+    assert_eq!(changed(10, 1), Err(Error::OtherFormat { found: 1 }));
     assert_eq!(changed(0, b'N'), Err(Error::NotATable));
     assert_eq!(changed(12, 8), Err(Error::Malformed(8)), "a section is missing");
     assert_eq!(changed(40 + 16 + 12, 23), Err(Error::Malformed(1)), "records of pods are too short");
@@ -287,21 +312,26 @@ fn a_table_begins_with_what_tells_its_format() {
     assert_eq!(Layout::read(&[]), Err(Error::NotATable));
 }
 
-/// Bytes of a table of version 1.1, made by another program from the description in [`mod@super::format`].
+/// Bytes of a table of version 2.0, made by another program from the description in [`mod@super::format`].
 const GOLDEN: &[&str] = &[
-    "6e6562636c74626c0100010009000000c402000000000000070000000000000014df177b2330ae12b80000000000000003000000040000",
+    "6e6562636c74626c0000020009000000d403000000000000070000000000000014df177b2330ae12b80000000000000003000000040000",
     "00c40000000000000003000000180000000c01000000000000030000000400000018010000000000000200000010000000380100000000",
-    "0000010000002000000058010000000000000100000020000000780100000000000005000000040000008c010000000000000700000028",
-    "000000a402000000000000040000000800000000000000020000000300000000000000000000000000ffff0af400010b00000000000000",
+    "0000010000002000000058010000000000000100000020000000780100000000000009000000040000009c010000000000000c0000002c",
+    "000000ac03000000000000050000000800000000000000020000000300000000000000000000000000ffff0af400010b00000000000000",
     "00000000000000000000ffff0af400020c00000000000000fd0002440000000000000000000000010d0000000000000000000000010000",
     "000200000000000000000000000000ffff0af40009fd00024400000000000000000000000900000000000000000000ffff0a0000000000",
     "0000000000000000ffff0a0000ff00000000000000000000ffff0a09000000000000000000000000ffff0a09ffff000000000000000003",
-    "000000060000000700000000000000000000000000ffff0a60000100000003000000000000000000000000000000000000000000000000",
-    "000000000000ffff0a60000200000003000000000000000000000000000000000000000000000000000000000000ffff0a600003000000",
-    "03000000000000000000000000000000000000000000000000000000000000ffff0a60000150000600000000000200000002000000302a",
-    "00000000000000000000000000000000ffff0a600002bb0106010200000000000000000000000000000000000000000000000000000000",
-    "00ffff0a600003bb010602020000000000000000000000000000000000000000000000000000000000ffff0a6000013500110002000000",
-    "0100000002000000000000000000000000000000901f070801000000901fdc5d02000000e914a11e01000000e914e94b",
+    "000000050000000600000007000000080000000c0000000c00000000000000000000000000ffff0a600001000000020000000000000000",
+    "0000000000000000000000000000000000000000000000000000ffff0a6000030000000200000000000000000000000000000000000000",
+    "000000000000000000000000000000ffff0a600004010006000000000001000000010000000000000001000000911f0000000000000000",
+    "00000000ffff0a60000150000600010000000200000002000000302a0000000000000000000000000000000000000000ffff0a600002bb",
+    "01060003000000000000000000000000000000010000000000000000000000000000000000ffff0a600001350011000300000001000000",
+    "0200000000000000000000000000000000000000000000000000ffff0a6000050100840105000000000000000000000000000000000000",
+    "000000000000000000000000000000ffff0a60000200000002000000000000000000000000000000000000000000000000000000000000",
+    "00000000ffff0a600003bb01060005000000000000000000000000000000000000000000000000000000000000000000ffff0a60000400",
+    "00000200000000000000000000000000000000000000000000000000000000000000000000ffff0a600004020006000000000001000000",
+    "010000000000000001000000921f000000000000000000000000ffff0a6000050000000200000000000000000000000000000000000000",
+    "00000000000000000000007c0800000000901f7c0801000000901f156b02000000e914cb3601000000e914156b",
 ];
 
 #[test]
@@ -328,6 +358,14 @@ fn a_table_has_the_bytes_that_its_format_describes() {
     service("10.96.0.1", 53, UDP, None, &other);
     service("10.96.0.2", 443, TCP, None, &[endpoint("192.0.2.1", 6443, ready)]);
     service("10.96.0.3", 443, TCP, None, &[]);
+    service("10.96.0.5", 1, SCTP, None, &[endpoint("10.244.0.77", 1, ready)]);
+    builder.pod_prefix("10.244.0.0/16".parse().unwrap());
+    let list = builder.endpoints([endpoint("10.244.0.1", 0, ready), endpoint("10.244.0.9", 0, ready)]);
+    for (port, target) in [(1, 8081), (2, 8082)] {
+        let address = address("10.96.0.4");
+        let port = ServicePort { address, port, protocol: TCP, affinity: None, this_node_only: false };
+        builder.service_port(port, [(list, target)]);
+    }
     let hex: String = builder.finish(7).iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(hex, GOLDEN.concat());
 }
@@ -419,4 +457,64 @@ fn a_prefix_of_ipv6_does_not_mean_addresses_of_ipv4() {
         ["fd00::1", "::1", "10.0.0.1", "255.255.255.255"].map(found),
         [Found::Clear, Found::Clear, Found::Unknown, Found::Unknown]
     );
+}
+
+#[test]
+fn the_product_of_ports_and_endpoints_is_never_written_out() {
+    const PORTS: u16 = 1_000;
+    const PODS: u16 = 1_000;
+    let mut builder = Builder::new();
+    let pod = |n: u16| IpAddr::from([10, 0, (n >> 8) as u8, n as u8]);
+    (0..PODS).for_each(|n| builder.pod(pod(n), 1));
+    for service in 1..=60 {
+        let address = IpAddr::from([10, 96, 0, service]);
+        let list = builder.endpoints((0..PODS).map(|n| ServiceEndpoint {
+            address: pod(n),
+            port: 0,
+            state: EndpointState::Ready,
+            is_on_this_node: false,
+        }));
+        for port in 1..=PORTS {
+            let key = ServicePort { address, port, protocol: TCP, affinity: None, this_node_only: false };
+            // Each leads to another port of the pods.
+            builder.service_port(key, [(list, 10_000 + port)]);
+        }
+    }
+    let bytes = builder.finish(1);
+    assert!(bytes.len() < 5 << 20, "{} bytes", bytes.len());
+    let layout = Layout::read(&bytes).unwrap();
+    let table = layout.table(&bytes);
+    for (port, n) in [(1, 0), (77, 500), (PORTS, u32::from(PODS) - 1)] {
+        let Found::Service(service) = table.find(address("10.96.0.60"), port, TCP) else { panic!("a Service") };
+        assert_eq!((service.ready, service.clear), (u32::from(PODS), 0));
+        let endpoint = table.endpoint(service.id, n).unwrap();
+        assert_eq!(endpoint.port, 10_000 + port);
+        assert!(table.serves(service.id, endpoint.address, endpoint.port));
+        assert!(!table.serves(service.id, endpoint.address, endpoint.port + 1));
+    }
+    // Whoever lists it has a bound, too.
+    let listed: usize = contents::Contents::of(&table).services.iter().map(|service| service.endpoints.len()).sum();
+    assert_eq!(listed, 1 << 20);
+}
+
+#[test]
+fn a_service_with_different_ports_behind_one_name_lists_each_of_them() {
+    let mut builder = Builder::new();
+    let ends = ["10.0.0.1", "10.0.0.2"].map(address);
+    ends.iter().for_each(|pod| builder.pod(*pod, 1));
+    let lists = ends.map(|address| {
+        let (state, is_on_this_node) = (EndpointState::Ready, false);
+        builder.endpoints([ServiceEndpoint { address, port: 0, state, is_on_this_node }])
+    });
+    let port =
+        ServicePort { address: address("10.96.0.1"), port: 80, protocol: TCP, affinity: None, this_node_only: false };
+    builder.service_port(port, lists.into_iter().zip([8080, 9090]));
+    let bytes = builder.finish(1);
+    let layout = Layout::read(&bytes).unwrap();
+    let table = layout.table(&bytes);
+    let Found::Service(service) = table.find(port.address, port.port, TCP) else { panic!("a Service") };
+    let found: BTreeSet<_> =
+        (0..2).map(|n| table.endpoint(service.id, n).unwrap()).map(|at| (at.address, at.port)).collect();
+    assert_eq!(found, ends.into_iter().zip([8080, 9090]).collect());
+    assert!(table.serves(service.id, ends[0], 8080) && !table.serves(service.id, ends[0], 9090));
 }

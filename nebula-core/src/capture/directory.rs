@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::rendezvous::{rendezvous, tag};
+use super::rendezvous::{clear_tags, rendezvous, tag};
 use crate::wire::ip::FlowKey;
 
 /// What a flow is addressed to.
@@ -40,7 +40,7 @@ pub enum Found {
         /// Changes when another pod takes over the address.
         incarnation: u64,
     },
-    /// A Service with enrolled endpoints to choose from.
+    /// A Service with endpoints to choose from.
     Service(Service),
     /// Known not to be enrolled: leaves on the primary network.
     Clear,
@@ -56,8 +56,11 @@ pub enum Found {
 pub struct Service {
     /// Identifies the Service within one version of the directory.
     pub id: u32,
-    /// Number of endpoints to choose from; greater than 0.
+    /// Number of enrolled endpoints to choose from.
     pub ready: u32,
+    /// Number of endpoints to choose from that are not enrolled: flows to those leave on the primary network, to the Service's
+    /// address. Greater than 0 if the other number is not.
+    pub clear: u32,
     /// Session affinity by client: the same endpoint until this long has passed without a new flow.
     pub affinity: Option<Duration>,
 }
@@ -80,13 +83,13 @@ pub trait Directory: fmt::Debug + Send + Sync {
     fn version(&self) -> u64;
     /// What is known about a destination.
     fn find(&self, target: &Target) -> Found;
-    /// The `n`th endpoint to choose from, for `n` below [`Service::ready`].
+    /// The `n`th enrolled endpoint to choose from, for `n` below [`Service::ready`].
     fn endpoint(&self, service: &Service, n: u32) -> Option<Endpoint>;
-    /// The endpoint to choose for a flow with this hash, as a number for [`Directory::endpoint`]: by [`rendezvous`], so that
-    /// it depends on the flow and the endpoints only.
+    /// The endpoint to choose for a flow with this hash, as a number for [`Directory::endpoint`], or from [`Service::ready`] on
+    /// for one that is not enrolled: by [`rendezvous`], so that it depends on the flow and the endpoints only.
     fn choose(&self, service: &Service, hash: u64) -> Option<u32> {
-        let tag_of = |endpoint: Endpoint| tag(endpoint.address, endpoint.port);
-        rendezvous(hash, (0..service.ready).map_while(|n| self.endpoint(service, n).map(tag_of)))
+        let tag_of = |n| self.endpoint(service, n).map_or(0, |endpoint| tag(endpoint.address, endpoint.port));
+        rendezvous(hash, (0..service.ready).map(tag_of).chain(clear_tags(service.clear)))
     }
     /// Whether an endpoint is ready or terminating: flows to it go on.
     fn serves(&self, service: &Service, endpoint: &Endpoint) -> bool;

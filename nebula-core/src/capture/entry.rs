@@ -38,6 +38,8 @@ pub(super) enum State {
     Closing,
     /// TCP: one side has reset the connection.
     Reset,
+    /// TCP: its endpoint is gone. It is refused until the pod is done with it, so that nothing of it goes anywhere else.
+    Gone,
 }
 
 /// Flows that may be evicted for a new one, and those that may only if there is none of the others.
@@ -64,13 +66,14 @@ impl Entry {
             (true, State::Resumed | State::Answered) => ESTABLISHED_TIMEOUT,
             (true, State::Closing) => CLOSING_TIMEOUT,
             (true, State::Reset) => RESET_TIMEOUT,
+            (true, State::Gone) => GONE_TIMEOUT,
         };
         now < self.last_used.saturating_add(timeout)
     }
 
     /// Whether a packet that opens a connection begins a new flow, although the addresses and ports are known.
     pub(super) fn is_over(&self) -> bool {
-        matches!(self.state, State::Closing | State::Reset)
+        matches!(self.state, State::Closing | State::Reset | State::Gone)
     }
 
     /// Notes flags of a TCP packet in either direction.
@@ -107,5 +110,7 @@ const ESTABLISHED_TIMEOUT: u64 = 86_400_000;
 /// As long as the pod's own kernel keeps the ports of a closed connection.
 const CLOSING_TIMEOUT: u64 = 60_000;
 const RESET_TIMEOUT: u64 = 10_000;
+/// Longer than kernels wait between two retransmissions.
+const GONE_TIMEOUT: u64 = 180_000;
 /// No flow is idle before.
 pub(super) const SHORTEST_TIMEOUT: u64 = RESET_TIMEOUT;

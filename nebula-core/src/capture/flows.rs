@@ -3,6 +3,7 @@
 use std::sync::PoisonError;
 use std::time::Instant;
 
+use super::chosen::Chosen;
 use super::entry::State;
 use super::fragments::Fragments;
 use super::hash::Key;
@@ -12,7 +13,7 @@ use super::translation::Translation;
 use super::{Current, Directory, Endpoint, Found, Service, Target};
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{CachePadded, Mutex, MutexGuard};
-use crate::wire::ip::FlowKey;
+use crate::wire::ip::{FlowKey, protocol};
 
 /// What becomes of the packets of a flow of the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,7 +47,7 @@ pub(crate) enum NoCourse {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct First<'a> {
     pub(crate) flow: &'a FlowKey,
-    /// It opens a TCP connection.
+    /// It opens a TCP connection, or nothing that came before it is known.
     pub(crate) opens: bool,
     pub(crate) now: Instant,
 }
@@ -85,6 +86,12 @@ impl Translations {
         self.lock().len()
     }
 
+    /// Number of flows to Services that are known to leave on the primary network.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn bypassed(&self) -> usize {
+        self.lock().bypassed.len()
+    }
+
     /// Changes with each new flow. 0 until there was one.
     #[inline]
     pub(crate) fn added(&self) -> u64 {
@@ -108,13 +115,14 @@ impl Translations {
         is_tracked: impl FnMut(&FlowKey) -> bool,
     ) -> Result<(Course, bool), NoCourse> {
         let mut table = self.lock();
-        let choice = Choice { translations: self, current, first, now: self.millis(first.now), former: None };
+        let now = self.millis(first.now);
+        let choice = Choice { translations: self, current, first, now, former: None, sealed: None };
         choice.make(&mut table, is_tracked)
     }
 
     /// Gives a flow its course that the pod opened before this program started, so that the other end can speak first.
     pub(crate) fn resume(&self, current: &Current, flow: &FlowKey, now: Instant) {
-        let first = First { flow, opens: false, now };
+        let first = First { flow, opens: true, now };
         if let Ok((_, true)) = self.course(current, first, |_| false) {
             self.lock().change(flow, |entry| entry.state = State::Resumed);
         }
@@ -139,11 +147,14 @@ impl Translations {
         let now = self.millis(now);
         let mut table = self.lock();
         let key = table.key(flow);
-        if let Some(entry) = table.of_original(&key)
-            && entry.is_live(now)
-            && entry.stands(directory)
-        {
-            return Ok(course_of(entry.translation));
+        let known = table.of_original(&key).filter(|entry| entry.is_live(now));
+        let mut was_sealed = false;
+        if let Some(entry) = known {
+            match entry.stands(directory) {
+                true => return Ok(course_of(entry.translation)),
+                false if entry.is_tcp() => return Err(NoCourse::EndpointGone),
+                false => was_sealed = true,
+            }
         }
         if let Some(entry) = table.of_wire(&key).filter(|entry| entry.is_live(now) && entry.translation.is_own) {
             return Ok(Course::BackToSelf(entry.translation));
@@ -151,11 +162,18 @@ impl Translations {
         let target = Target::from(flow);
         match directory.find(&target) {
             Found::Peer { .. } => Ok(Course::Direct),
-            Found::Service(service) => {
-                let kept = table.affinities.of(directory, &target, &service, now);
-                let (_, endpoint) = kept.or_else(|| choose(directory, &service, flow)).ok_or(NoCourse::Refused)?;
-                Ok(course_of(translation(flow, &endpoint, flow.local_port)))
+            Found::Service(service) if service.clear > 0 && !was_sealed && table.bypassed.has(&key) => {
+                Ok(Course::Bypass)
             }
+            Found::Service(service) => {
+                let service = if was_sealed { Service { clear: 0, ..service } } else { service };
+                let kept = table.affinities.of(directory, &target, &service, now);
+                match kept.or_else(|| Chosen::of(directory, &service, flow)).ok_or(NoCourse::Refused)? {
+                    Chosen::Endpoint(_, endpoint) => Ok(course_of(translation(flow, &endpoint, flow.local_port))),
+                    Chosen::Clear => Ok(Course::Bypass),
+                }
+            }
+            Found::Clear if was_sealed => Err(NoCourse::Refused),
             Found::Clear => Ok(Course::Bypass),
             Found::Unknown => Err(NoCourse::Unknown),
             Found::Refused => Err(NoCourse::Refused),
@@ -171,14 +189,16 @@ impl Translations {
         let translation = entry.translation;
         if entry.version != current.version {
             if !entry.stands(&*current.directory) {
-                let original = table.key(&translation.original);
-                table.remove(&original);
+                // It stays refused for the pod, too.
+                if entry.is_tcp() {
+                    table.change(&translation.original, |entry| entry.state = State::Gone);
+                }
                 return None;
             }
             entry.version = current.version;
         }
         entry.last_used = now;
-        if matches!(entry.state, State::New | State::Resumed) {
+        if matches!(entry.state, State::New | State::Resumed | State::Gone) {
             table.change(&translation.original, |entry| entry.state = State::Answered);
         }
         Some(translation)
@@ -220,6 +240,8 @@ struct Choice<'a> {
     now: u64,
     /// The wire form of the flow of the same pod, addresses and ports that ended before this one.
     former: Option<FlowKey>,
+    /// The wire form of this flow so far, if its endpoint is gone: what once went into a tunnel never leaves in clear.
+    sealed: Option<FlowKey>,
 }
 
 impl Choice<'_> {
@@ -253,21 +275,29 @@ impl Choice<'_> {
         let directory = &*self.current.directory;
         let target = Target::from(flow);
         let endpoint = match directory.find(&target) {
-            Found::Peer { .. } if !is_taken => return Ok((Course::Direct, false)),
+            Found::Peer { .. } if !is_taken => {
+                table.remove(&key);
+                return Ok((Course::Direct, false));
+            }
             // Answers could not be told from those of the other flow, so this one gets another port.
             Found::Peer { incarnation } => Endpoint { address: flow.remote, port: flow.remote_port, incarnation },
-            Found::Service(service) => {
-                let kept = table.affinities.of(directory, &target, &service, self.now);
-                let chosen = kept.or_else(|| choose(directory, &service, flow)).ok_or(NoCourse::Refused)?;
-                table.affinities.note(target, &service, chosen, self.now);
-                chosen.1
-            }
+            Found::Service(service) => match self.of_service(table, &key, target, service)? {
+                Chosen::Endpoint(_, endpoint) => endpoint,
+                Chosen::Clear => return Ok((Course::Bypass, false)),
+            },
+            Found::Clear if self.sealed.is_some() => return Err(NoCourse::Refused),
             Found::Clear => return Ok((Course::Bypass, false)),
             Found::Unknown => return Err(NoCourse::Unknown),
             Found::Refused => return Err(NoCourse::Refused),
         };
-        let free = |wire: &FlowKey| !table.has(&table.key(wire)) && (self.former == Some(*wire) || !is_tracked(wire));
+        let free = |wire: &FlowKey| {
+            (self.sealed == Some(*wire) || !table.has(&table.key(wire)))
+                && (self.former == Some(*wire) || !is_tracked(wire))
+        };
         let translation = with_free_port(flow, &endpoint, free).ok_or(NoCourse::Full)?;
+        if self.sealed.is_some() {
+            table.remove(&key);
+        }
         let most = self.translations.max_flows.load(Ordering::Relaxed);
         if !table.insert(translation, (endpoint.incarnation, self.current.version), self.now, most) {
             return Err(NoCourse::Full);
@@ -276,7 +306,32 @@ impl Choice<'_> {
         Ok((course_of(translation), true))
     }
 
-    /// The course of a flow that is known and may go on. A flow that may not is removed.
+    /// What a flow to a Service gets. A flow goes on as it began.
+    fn of_service(&self, table: &mut Table, key: &Key, target: Target, service: Service) -> Result<Chosen, NoCourse> {
+        let First { flow, opens, .. } = self.first;
+        if !opens && self.sealed.is_none() && service.clear > 0 && table.bypassed.goes_on(key) {
+            return Ok(Chosen::Clear);
+        }
+        // A connection of which nothing is known may have been in a tunnel.
+        let is_doubtful = flow.protocol == protocol::TCP && !opens && service.ready > 0;
+        let clear = if self.sealed.is_some() || is_doubtful { 0 } else { service.clear };
+        let service = Service { clear, ..service };
+        let directory = &*self.current.directory;
+        let kept = table.affinities.of(directory, &target, &service, self.now);
+        let chosen = kept.or_else(|| Chosen::of(directory, &service, flow)).ok_or(NoCourse::Refused)?;
+        if !is_doubtful {
+            table.affinities.note(target, &service, chosen, self.now);
+        }
+        match chosen {
+            Chosen::Endpoint(..) => table.bypassed.forget(key),
+            // Of Services without an enrolled endpoint, which may get one, only connections are worth the memory.
+            Chosen::Clear if service.ready > 0 || flow.protocol == protocol::TCP => table.bypassed.note(key),
+            Chosen::Clear => {}
+        }
+        Ok(chosen)
+    }
+
+    /// The course of a flow that is known and may go on.
     fn known(&mut self, table: &mut Table, key: &Key) -> Result<Option<Course>, NoCourse> {
         let opens = self.first.opens;
         let Some(entry) = table.of_original(key) else { return Ok(None) };
@@ -287,10 +342,18 @@ impl Choice<'_> {
             return Ok(None);
         }
         if entry.version != self.current.version && !entry.stands(&*self.current.directory) {
-            let is_tcp = entry.is_tcp();
-            table.remove(key);
-            // The reset ends the connection; the program opens another one, to another endpoint.
-            return if is_tcp && !opens { Err(NoCourse::EndpointGone) } else { Ok(None) };
+            if entry.is_tcp() && opens {
+                table.remove(key);
+                return Ok(None);
+            }
+            entry.last_used = self.now;
+            if entry.is_tcp() {
+                // The reset ends the connection; the program opens another one, to another endpoint.
+                table.change(&translation.original, |entry| entry.state = State::Gone);
+                return Err(NoCourse::EndpointGone);
+            }
+            self.sealed = Some(translation.wire);
+            return Ok(None);
         }
         (entry.version, entry.last_used) = (self.current.version, self.now);
         Ok(Some(course_of(translation)))
@@ -299,17 +362,6 @@ impl Choice<'_> {
 
 fn course_of(translation: Translation) -> Course {
     if translation.is_own { Course::ToSelf(translation) } else { Course::Translated(translation) }
-}
-
-/// Chooses among the ready endpoints by the flow alone, so that an instance that starts again finds the endpoints of its
-/// pod's connections. With affinity, all flows of this pod to the Service count as one.
-fn choose(directory: &dyn Directory, service: &Service, flow: &FlowKey) -> Option<(u32, Endpoint)> {
-    let local_port = if service.affinity.is_some() { 0 } else { flow.local_port };
-    let first = directory.choose(service, scramble(&FlowKey { local_port, ..*flow }))?;
-    let same_family = |endpoint: &Endpoint| endpoint.address.is_ipv4() == flow.remote.is_ipv4();
-    let nth = |n: u32| Some((n, directory.endpoint(service, n).filter(same_family)?));
-    // A directory that names an endpoint it does not have is broken, but one bad entry need not break the Service.
-    (0..service.ready.min(MAX_TRIED)).find_map(|further| nth(first.wrapping_add(further) % service.ready))
 }
 
 /// The translation of a flow to an endpoint. `port` stands for the port of the pod.
@@ -335,5 +387,4 @@ fn with_free_port(flow: &FlowKey, endpoint: &Endpoint, mut free: impl FnMut(&Flo
     (0..MAX_PORTS_TRIED).map(|n| from + (start.wrapping_add(n) % count) as u16).find_map(with)
 }
 
-const MAX_TRIED: u32 = 8;
 const MAX_PORTS_TRIED: u32 = 128;

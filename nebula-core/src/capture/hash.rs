@@ -14,6 +14,13 @@ pub(super) struct Key {
     flow: FlowKey,
 }
 
+impl Key {
+    /// A number for the flow alone: that of another flow is another one but for an accident in 2^64.
+    pub(super) fn number(&self) -> u64 {
+        self.hash
+    }
+}
+
 impl Hash for Key {
     #[inline]
     fn hash<H: Hasher>(&self, hasher: &mut H) {

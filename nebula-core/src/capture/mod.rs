@@ -7,12 +7,15 @@
 //!
 //! - `directory`: what is asked, and who answers.
 //! - `flows` with `table`, `entry`, `hash` and `affinity`: the decisions, and the flows that they hold for. Shared by all lanes.
-//! - `rendezvous`: which endpoint a flow gets.
+//! - `chosen` with `rendezvous`: which endpoint a flow gets.
+//! - `bypassed`: flows to Services that leave on the primary network, and stay there.
 //! - `courses`: a lane's cache of decisions.
 //! - `fragments`: the decisions for packets in fragments.
 //! - `translation`: both forms of a flow, and how packets are rewritten between them; the bytes are written in `forward`.
 
 mod affinity;
+mod bypassed;
+mod chosen;
 mod courses;
 mod directory;
 mod entry;
@@ -33,8 +36,8 @@ pub use directory::{Directory, Endpoint, Found, Service, Target};
 pub(crate) use entry::tcp;
 pub(crate) use flows::{Course, First, NoCourse, Translations};
 pub(crate) use fragments::Identity;
-pub use rendezvous::rendezvous;
 pub(crate) use rendezvous::scramble_address;
+pub use rendezvous::{clear_tags, rendezvous};
 pub(crate) use translation::{Change, Rewrite, Translation};
 
 /// The directory in force.

@@ -30,6 +30,12 @@ pub(super) fn tag(address: IpAddr, port: u16) -> u32 {
     scramble_address(port.into(), address) as u32
 }
 
+/// Tags for a Service's endpoints that are not enrolled. Which one of them a flow gets is not decided here, so they are only
+/// counted: when there is one more or less, the flows move that go to the last one. A directory's own tags are smaller.
+pub fn clear_tags(count: u32) -> impl Iterator<Item = u32> {
+    (0..count).map(|n| FIRST_CLEAR.saturating_add(n))
+}
+
 /// Mixes an address into a number.
 pub(crate) fn scramble_address(x: u64, address: IpAddr) -> u64 {
     let bits = match address {
@@ -47,5 +53,6 @@ fn mix(x: u64) -> u64 {
     x ^ x >> 31
 }
 
+const FIRST_CLEAR: u32 = 1 << 16;
 /// Odd, with its ones spread evenly.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;

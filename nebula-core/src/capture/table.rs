@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::affinity::Affinities;
+use super::bypassed::Bypassed;
 use super::entry::{Class, Entry, SHORTEST_TIMEOUT, State};
 use super::hash::{Hashed, Key, Keyed};
 use super::translation::Translation;
@@ -24,6 +25,7 @@ pub(super) struct Table {
     queues: [VecDeque<Turn>; 2],
     next_id: u64,
     pub(super) affinities: Affinities,
+    pub(super) bypassed: Bypassed,
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -17,6 +17,8 @@ struct Listed {
     version: u64,
     pods: HashMap<IpAddr, u64>,
     services: Vec<(Target, Vec<Endpoint>, u32)>,
+    /// Number of endpoints of each that are not enrolled.
+    clear: u32,
     affinity: Option<Duration>,
 }
 
@@ -30,8 +32,9 @@ impl Directory for Listed {
             return Found::Peer { incarnation };
         }
         match self.services.iter().position(|(known, ..)| known == target) {
-            Some(id) if self.services[id].2 > 0 => {
-                Found::Service(Service { id: id as u32, ready: self.services[id].2, affinity: self.affinity })
+            Some(id) if self.services[id].2 > 0 || self.clear > 0 => {
+                let (ready, clear, affinity) = (self.services[id].2, self.clear, self.affinity);
+                Found::Service(Service { id: id as u32, ready, clear, affinity })
             }
             Some(_) => Found::Refused,
             None => Found::Unknown,
@@ -68,7 +71,7 @@ fn cluster(count: u8) -> Listed {
     let endpoint = |n: u8| Endpoint { address: pod(n), port: 8080, incarnation: n.into() };
     let endpoints: Vec<_> = (1..=count).map(endpoint).collect();
     let services = [protocol::TCP, protocol::UDP].map(|number| (target(number), endpoints.clone(), count.into()));
-    Listed { version: 1, pods, services: services.into(), affinity: None }
+    Listed { version: 1, pods, services: services.into(), clear: 0, affinity: None }
 }
 
 impl Listed {
@@ -186,6 +189,134 @@ fn flows_spread_evenly_and_the_same_flow_always_gets_the_same_endpoint() {
         assert_eq!(one.endpoint(&flow), other.endpoint(&flow), "as after a restart");
     }
     assert!(chosen.len() == 4 && chosen.values().all(|count| (850..1150).contains(count)), "{chosen:?}");
+}
+
+/// A cluster as `cluster`, whose Services have `clear` endpoints that are not enrolled, too.
+fn mixed(count: u8, clear: u32) -> Listed {
+    Listed { clear, ..cluster(count) }
+}
+
+#[test]
+fn the_endpoints_that_are_not_enrolled_keep_their_part_of_the_flows() {
+    for (enrolled, clear) in [(1_u8, 9_u32), (2, 2), (9, 1)] {
+        let bench = Bench::with_room(mixed(enrolled, clear), 10_000);
+        let courses: Vec<_> =
+            (32_768..36_768).map(|port| bench.opens(&to_service(protocol::TCP, port)).unwrap()).collect();
+        let bypassed = courses.iter().filter(|course| **course == Course::Bypass).count();
+        let expected = 4000 * clear as usize / (usize::from(enrolled) + clear as usize);
+        assert!(bypassed.abs_diff(expected) < 150, "{bypassed} of 4000 for {clear} beside {enrolled}");
+        let again = Bench::with_room(mixed(enrolled, clear), 10_000);
+        for (port, course) in (32_768..36_768).zip(&courses) {
+            assert_eq!(again.opens(&to_service(protocol::TCP, port)), Ok(*course), "as after a restart");
+        }
+        // One of them is enrolled, as in a rollout: only to it flows move, and those that had the one before.
+        let next = Bench::with_room(mixed(enrolled + 1, clear - 1), 10_000);
+        for (port, course) in (32_768..36_768).zip(courses) {
+            let (Course::Translated(before), Ok(Course::Translated(after))) =
+                (course, next.opens(&to_service(protocol::TCP, port)))
+            else {
+                continue;
+            };
+            assert!(after.wire.remote == before.wire.remote || after.wire.remote == pod(enrolled + 1));
+        }
+    }
+}
+
+#[test]
+fn a_service_whose_enrolled_endpoint_is_not_ready_is_reached_as_without_us() {
+    let mut listed = mixed(1, 3);
+    listed.services.iter_mut().for_each(|(_, endpoints, ready)| (*endpoints, *ready) = (Vec::new(), 0));
+    let bench = Bench::new(listed);
+    for number in [protocol::TCP, protocol::UDP] {
+        assert_eq!(bench.opens(&to_service(number, 40_000)), Ok(Course::Bypass));
+    }
+    assert_eq!(bench.translations.len(), 0);
+}
+
+#[test]
+fn a_flow_goes_on_as_it_began_while_the_pods_of_a_service_are_enrolled_one_by_one() {
+    let mut listed = mixed(0, 4);
+    let mut bench = Bench::with_room(listed.clone(), 1000);
+    let flows: Vec<_> = (40_000..40_100).map(|port| to_service(protocol::TCP, port)).collect();
+    assert!(flows.iter().all(|flow| bench.opens(flow) == Ok(Course::Bypass)));
+    let mut sealed: HashMap<FlowKey, IpAddr> = HashMap::new();
+    for enrolled in 1..=3 {
+        listed = Listed { version: listed.version + 1, ..mixed(enrolled, 4 - u32::from(enrolled)) };
+        bench.give(listed.clone());
+        assert!(flows.iter().all(|flow| bench.course(flow) == Ok(Course::Bypass)), "connections in clear stay there");
+        assert!(sealed.iter().all(|(flow, endpoint)| bench.endpoint(flow) == *endpoint), "and the others in tunnels");
+        let first = 41_000 + 100 * u16::from(enrolled);
+        for flow in (first..first + 100).map(|port| to_service(protocol::TCP, port)) {
+            if let Ok(Course::Translated(translation)) = bench.opens(&flow) {
+                sealed.insert(flow, translation.wire.remote);
+            }
+        }
+    }
+    assert!((100..200).contains(&sealed.len()), "{}", sealed.len());
+    // The next connection with the same addresses and ports is another one.
+    let reopened = flows.iter().filter(|flow| bench.opens(flow) != Ok(Course::Bypass)).count();
+    assert!((60..90).contains(&reopened), "{reopened}");
+    let ended = flows.iter().filter(|flow| bench.course(flow) == Ok(Course::Bypass)).count();
+    assert_eq!(ended, 100 - reopened, "as the last one began");
+}
+
+#[test]
+fn what_once_went_into_a_tunnel_never_leaves_in_clear() {
+    let [tcp, udp] = [protocol::TCP, protocol::UDP].map(|number| to_service(number, 40_000));
+    let mut bench = Bench::new(cluster(2));
+    let [of_tcp, of_udp] = [bench.endpoint(&tcp), bench.endpoint(&udp)];
+    // Both pods make room for pods that are not enrolled, one after the other.
+    let one_left = Listed { clear: 1, ..cluster(2).without(of_udp) };
+    bench.give(one_left.clone());
+    let other = if of_udp == pod(1) { pod(2) } else { pod(1) };
+    assert_eq!(bench.endpoint(&udp), other, "to an enrolled endpoint");
+    bench.give(Listed { clear: 2, version: 9, ..one_left.without(other) });
+    for _ in 0..50 {
+        bench.wait(100);
+        assert_eq!(bench.course(&udp), Err(NoCourse::Refused), "as long as it is used");
+        assert_eq!(bench.course(&tcp), Err(NoCourse::EndpointGone), "it was for {of_tcp}");
+    }
+    assert_eq!(bench.opens(&tcp), Ok(Course::Bypass), "the next connection");
+    assert_eq!(bench.course(&tcp), Ok(Course::Bypass));
+    bench.wait(181);
+    assert_eq!(bench.course(&udp), Ok(Course::Bypass), "nobody remembers what it was");
+    // A connection of which nothing is known is not let out while it may have been in a tunnel.
+    bench.give(Listed { version: 10, ..mixed(1, 9) });
+    for port in 50_000..50_050 {
+        assert!(matches!(bench.course(&to_service(protocol::TCP, port)), Ok(Course::Translated(_))));
+    }
+}
+
+#[test]
+fn affinity_holds_for_endpoints_that_are_not_enrolled_too() {
+    let with_affinity = |listed| Listed { affinity: bench_affinity(), ..listed };
+    for (enrolled, clear) in [(1_u8, 9_u32), (9, 1)] {
+        let mut bench = Bench::new(with_affinity(mixed(enrolled, clear)));
+        let first = bench.opens(&to_service(protocol::TCP, 1)).unwrap();
+        let is_same = |course: Course| match (first, course) {
+            (Course::Translated(one), Course::Translated(other)) => one.wire.remote == other.wire.remote,
+            (one, other) => one == other,
+        };
+        for port in 2..20 {
+            bench.wait(60);
+            // Others come and go.
+            bench.give(with_affinity(Listed {
+                version: u64::from(port),
+                ..mixed(enrolled + port as u8 % 3, clear + 1)
+            }));
+            assert!(is_same(bench.opens(&to_service(protocol::TCP, port)).unwrap()));
+        }
+    }
+}
+
+#[test]
+fn a_flood_of_flows_past_the_tunnels_takes_bounded_memory() {
+    let bench = Bench::new(mixed(0, 1));
+    for port in 1..60_000 {
+        assert_eq!(bench.opens(&to_service(protocol::TCP, port)), Ok(Course::Bypass));
+    }
+    assert_eq!(bench.translations.len(), 0);
+    assert!(bench.translations.bypassed() <= 2048);
 }
 
 #[test]

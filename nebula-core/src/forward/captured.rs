@@ -135,14 +135,18 @@ fn unusual(
     } else {
         let flags = if parsed.flow.protocol == protocol::TCP { tcp_flags(packet, parsed) } else { 0 };
         let opens = flags & (tcp::SYN | tcp::ACK) == tcp::SYN;
-        let is_tracked = |wire: &FlowKey| {
+        let mut is_tracked = |wire: &FlowKey| {
             let lookup = lane.last_tunnel.look_up(&forwarder.tunnels, wire.remote);
             let firewall = Firewall { filter: &snapshot.filter, conntrack: &forwarder.conntrack };
             let peer = |tunnel| Peer::new(tunnel, snapshot.routes.shared(wire, tunnel));
             lookup.tunnel().is_some_and(|tunnel| firewall.tracks(now, wire, peer(tunnel)))
         };
         let first = First { flow: &parsed.flow, opens, now };
-        let (course, is_new) = forwarder.translations.course(current, first, is_tracked).map_err(stop)?;
+        let (course, is_new) = match forwarder.translations.course(current, first, &mut is_tracked) {
+            // The other end opened the flow by a tunnel that is for its address. A pod may speak before the cluster shows it.
+            Err(NoCourse::Unknown) if is_tracked(&parsed.flow) => (Course::Direct, false),
+            outcome => outcome.map_err(stop)?,
+        };
         if is_new {
             lane.counters.add(Counter::TranslatedFlows, 1);
         }

@@ -41,7 +41,7 @@ impl Directory for Small {
     fn find(&self, target: &Target) -> Found {
         let v6 = target.address.is_ipv6();
         if target.address == service(v6).ip() {
-            let service = Service { id: u32::from(v6), ready: 1, affinity: None };
+            let service = Service { id: u32::from(v6), ready: 1, clear: 0, affinity: None };
             return if target.port == 80 { Found::Service(service) } else { Found::Refused };
         }
         if target.address == pod(2, v6) {

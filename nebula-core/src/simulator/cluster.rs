@@ -22,8 +22,9 @@ struct Entry {
     /// The ready ones first.
     endpoints: Vec<Endpoint>,
     ready: u32,
+    /// Number of ready endpoints that are not enrolled.
+    clear: u32,
     affinity: Option<Duration>,
-    is_clear: bool,
 }
 
 impl Cluster {
@@ -58,12 +59,19 @@ impl Cluster {
         let mut enrolled: Vec<_> = ready.iter().filter_map(endpoint).collect();
         let ready = enrolled.len() as u32;
         enrolled.extend(terminating.iter().filter_map(endpoint));
-        self.set(target, Entry { endpoints: enrolled, ready, affinity, is_clear: false });
+        self.set(target, Entry { endpoints: enrolled, ready, clear: 0, affinity });
+    }
+
+    /// The Service has so many ready endpoints that are not enrolled, too.
+    pub fn clear_endpoints(&mut self, target: Target, clear: u32) {
+        let known = self.by_target.get(&target).and_then(|id| self.services.get(*id as usize));
+        let entry = Entry { clear, ..known.cloned().unwrap_or_default() };
+        self.set(target, entry);
     }
 
     /// A Service that only has endpoints that are not enrolled.
     pub fn clear_service(&mut self, target: Target) {
-        self.set(target, Entry { is_clear: true, ..Entry::default() });
+        self.set(target, Entry { clear: 1, ..Entry::default() });
     }
 
     fn set(&mut self, target: Target, entry: Entry) {
@@ -99,9 +107,10 @@ impl Directory for Cluster {
             return if is_service { Found::Refused } else { Found::Unknown };
         };
         match entry {
-            Entry { is_clear: true, .. } => Found::Clear,
-            Entry { ready: 0, .. } => Found::Refused,
-            Entry { ready, affinity, .. } => Found::Service(Service { id, ready: *ready, affinity: *affinity }),
+            Entry { ready: 0, clear: 0, .. } => Found::Refused,
+            Entry { ready, clear, affinity, .. } => {
+                Found::Service(Service { id, ready: *ready, clear: *clear, affinity: *affinity })
+            }
         }
     }
 

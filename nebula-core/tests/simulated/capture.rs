@@ -405,6 +405,53 @@ fn a_service_without_endpoints_refuses_and_one_outside_the_overlay_is_left_alone
 }
 
 #[test]
+fn a_pod_that_the_directory_does_not_show_yet_is_answered_in_its_tunnel() {
+    let (mut net, [server, young]) = pods::<2>(20, &cluster(&[1], &[]));
+    for v6 in [false, true] {
+        let _verdict = net.send_packet(young, &udp(pod(2, v6), pod(1, v6), (PORT, 80), b"question"));
+        net.run_for(SECOND);
+        assert_eq!(net.take_udp(server).len(), 1);
+        let answer = udp(pod(1, v6), pod(2, v6), (80, PORT), b"answer");
+        assert_eq!(net.send_packet(server, &answer), Verdict::Transmit);
+        net.run_for(SECOND);
+        assert_eq!(net.take_udp(young).len(), 1, "{}", net.diagram());
+        // What the server begins itself waits for the directory.
+        let other = udp(pod(1, v6), pod(2, v6), (PORT, 9), b"x");
+        assert_eq!(net.send_packet(server, &other), Verdict::Punt);
+    }
+    net.run_for(3 * SECOND);
+    assert_eq!(net.counter(server, "dropped_out_unknown_destination"), 2);
+    assert!(net.bypassed(server).is_empty());
+}
+
+#[test]
+fn one_enrolled_endpoint_among_many_gets_its_part_of_a_service_and_no_more() {
+    let mut known = cluster(&[1, 2], &[2]);
+    for protocol in [packets::TCP, packets::UDP] {
+        known.clear_endpoints(target(false, protocol), 9);
+    }
+    let (mut net, [a, b]) = pods::<2>(21, &known);
+    let send = |net: &mut SimNet, ports: std::ops::Range<u16>| {
+        for port in ports {
+            let query = udp(pod(1, false), service(false), (port, 80), b"query");
+            let _verdict = net.send_packet(a, &query);
+        }
+        net.run_for(SECOND);
+        (net.bypassed(a).len(), net.take_udp(b).len())
+    };
+    let (bypassed, in_tunnel) = send(&mut net, 1..1001);
+    assert_eq!(bypassed + in_tunnel, 1000);
+    assert!((70..130).contains(&in_tunnel), "{in_tunnel} of 1000");
+    // Each goes on as it began, also when half of the endpoints are enrolled.
+    for protocol in [packets::TCP, packets::UDP] {
+        known.clear_endpoints(target(false, protocol), 1);
+    }
+    net.set_directory(a, &known);
+    assert_eq!(send(&mut net, 1..1001), (2 * bypassed, in_tunnel));
+    assert!(net.bypassed(a).iter().all(|packet| packet.ends_with(b"query")), "as they were");
+}
+
+#[test]
 fn the_servers_firewall_decides_about_the_client_and_the_endpoints_port() {
     let mut net = SimNet::new(16);
     let rule = |port| Rule {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use nebula_cni_plugin::cluster_table::{self, Table};
 use nebula_cni_plugin::launch::{Capture, Clear};
-use nebula_core::capture::{Directory, Endpoint, Found, Service, Target, rendezvous};
+use nebula_core::capture::{Directory, Endpoint, Found, Service, Target, clear_tags, rendezvous};
 
 use super::table_file::MappedTable;
 
@@ -58,8 +58,11 @@ impl Directory for ClusterDirectory {
         let found = self.contents().map_or(cluster_table::Found::Unknown, |table| table.find(address, port, protocol));
         match found {
             cluster_table::Found::Enrolled { incarnation } => Found::Peer { incarnation },
-            cluster_table::Found::Service(cluster_table::Service { id, ready, affinity }) => {
-                Found::Service(Service { id, ready, affinity })
+            cluster_table::Found::Service(cluster_table::Service { id, ready, clear, affinity }) => {
+                match (ready, if self.spec.clear == Clear::Allow { clear } else { 0 }) {
+                    (0, 0) => Found::Refused,
+                    (_, clear) => Found::Service(Service { id, ready, clear, affinity }),
+                }
             }
             cluster_table::Found::NoEndpoint => Found::Refused,
             cluster_table::Found::Clear => match self.spec.clear {
@@ -79,9 +82,7 @@ impl Directory for ClusterDirectory {
 
     fn choose(&self, service: &Service, hash: u64) -> Option<u32> {
         let table = self.contents()?;
-        // Of an agent that writes no tags, the choice depends on the table.
-        let tags = table.tags(service.id).zip(0..).map(|(tag, n)| if tag == 0 { n } else { tag.into() });
-        rendezvous(hash, tags)
+        rendezvous(hash, table.tags(service.id).map(u32::from).chain(clear_tags(service.clear)))
     }
 
     fn serves(&self, service: &Service, endpoint: &Endpoint) -> bool {
@@ -155,12 +156,14 @@ mod tests {
     fn the_policy_of_the_pod_decides_what_becomes_of_flows_to_who_is_not_enrolled() {
         let (_folder, plain) = directory(|_| ());
         let (_folder, strict) = directory(|spec| spec.clear = Clear::Deny);
+        // A Service with one endpoint, which is not enrolled.
+        let only_clear = Found::Service(Service { id: 0, ready: 0, clear: 1, affinity: Some(Duration::from_secs(9)) });
         for (to, expected) in [
             (target("10.244.1.1", 80, TCP), [Found::Peer { incarnation: 11 }; 2]),
             (target("fd00:244::1", 80, TCP), [Found::Peer { incarnation: 12 }; 2]),
             (target("10.244.1.2", 80, TCP), [Found::Clear, Found::Refused]),
-            (target("10.96.0.2", 80, TCP), [Found::Clear, Found::Refused]),
-            (target("10.96.0.2", 80, SCTP), [Found::Clear, Found::Refused]),
+            (target("10.96.0.2", 80, TCP), [only_clear, Found::Refused]),
+            (target("10.96.0.2", 80, SCTP), [only_clear, Found::Refused]),
             (target("10.244.9.9", 80, TCP), [Found::Unknown; 2]),
             (target("10.96.9.9", 80, TCP), [Found::Unknown; 2]),
             (target("fd00:244::9", 80, TCP), [Found::Unknown; 2]),
@@ -168,7 +171,11 @@ mod tests {
             (target("10.96.0.1", 0, ICMP), [Found::Refused; 2]),
             (target("10.99.0.1", 80, TCP), [Found::Peer { incarnation: 0 }; 2]),
         ] {
-            assert_eq!([&plain, &strict].map(|directory| directory.find(&to)), expected, "{to:?}");
+            let found = [&plain, &strict].map(|directory| match directory.find(&to) {
+                Found::Service(service) => Found::Service(Service { id: 0, ..service }),
+                other => other,
+            });
+            assert_eq!(found, expected, "{to:?}");
         }
         assert_eq!(plain.version(), 5);
         assert_eq!(plain.incarnation(address("10.99.0.1")), Some(0), "a host elsewhere in the overlay");
@@ -191,33 +198,31 @@ mod tests {
     }
 
     #[test]
-    fn flows_spread_also_by_a_table_without_tags() {
+    fn flows_spread_over_all_endpoints_unless_those_that_are_not_enrolled_are_refused() {
+        let (address, protocol) = (address("10.96.0.1"), TCP);
         let mut builder = Builder::new();
-        let endpoint = |text| ServiceEndpoint {
-            address: address(text),
+        let endpoint = |last| ServiceEndpoint {
+            address: [10, 244, 1, last].into(),
             port: 8080,
             state: EndpointState::Ready,
             is_on_this_node: true,
         };
-        let endpoints = ["10.244.1.1", "10.244.1.3"].map(endpoint);
-        endpoints.iter().for_each(|endpoint| builder.pod(endpoint.address, 1));
-        let (address, protocol) = (address("10.96.0.1"), TCP);
+        let endpoints = [1, 2, 3, 4].map(endpoint);
+        endpoints[..2].iter().for_each(|endpoint| builder.pod(endpoint.address, 1));
         builder.service(ServicePort { address, port: 80, protocol, affinity: None, this_node_only: false }, endpoints);
-        let whole = builder.finish(5);
-        let mut old = whole.clone();
-        // The endpoints are at the end of the table, each with its tag in the last two of eight bytes.
-        let first = old.len() - 2 * 8;
-        old[first..].chunks_mut(8).for_each(|endpoint| endpoint[6..].fill(0));
-        assert_ne!(old, whole);
-        for bytes in [whole, old] {
-            let folder = tempfile::tempdir().unwrap();
-            write(&folder, &bytes);
-            let spec = spec(&folder);
+        let folder = tempfile::tempdir().unwrap();
+        write(&folder, &builder.finish(5));
+        for (clear, expected) in [(Clear::Allow, [16, 16, 32]), (Clear::Deny, [32, 32, 0])] {
+            let mut spec = spec(&folder);
+            spec.clear = clear;
             let table = TableFile::new(&spec.table).read_newer(None).unwrap();
             let directory = ClusterDirectory::new(Arc::new(spec), table);
             let Found::Service(service) = directory.find(&target("10.96.0.1", 80, TCP)) else { panic!("a Service") };
             let chosen: Vec<_> = (0..64).filter_map(|hash| directory.choose(&service, hash)).collect();
-            assert!(chosen.len() == 64 && chosen.contains(&0) && chosen.contains(&1), "{chosen:?}");
+            let count = |is: &dyn Fn(u32) -> bool| chosen.iter().filter(|n| is(**n)).count();
+            let counts = [count(&|n| n == 0), count(&|n| n == 1), count(&|n| n >= 2)];
+            assert!(counts.iter().zip(expected).all(|(found, expected)| found.abs_diff(expected) < 16), "{counts:?}");
+            assert_eq!((counts.iter().sum::<usize>(), counts[2] > 0), (64, clear == Clear::Allow));
         }
     }
 
@@ -231,6 +236,6 @@ mod tests {
         }
         assert_eq!(directory.find(&target("10.99.0.1", 80, TCP)), Found::Peer { incarnation: 0 });
         assert_eq!(directory.version(), 0);
-        assert_eq!(directory.endpoint(&Service { id: 0, ready: 1, affinity: None }, 0), None);
+        assert_eq!(directory.endpoint(&Service { id: 0, ready: 1, clear: 0, affinity: None }, 0), None);
     }
 }

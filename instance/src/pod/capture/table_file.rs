@@ -215,11 +215,11 @@ pub(super) mod tests {
         assert!(file.read_newer(None).is_some());
         let whole = table(8);
         let mut of_another_format = whole.clone();
-        of_another_format[10] = 2;
+        of_another_format[10] = 1;
         for (bytes, reason) in [
             (&b"nonsense"[..], "not a cluster table"),
             (&whole[..whole.len() - 1], "truncated"),
-            (&of_another_format, "format is version 2"),
+            (&of_another_format, "format is version 1"),
             (&table(6), "older (version 6) than the one in use (7)"),
             (&table(0), "version is 0"),
         ] {
