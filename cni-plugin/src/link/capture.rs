@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::launch::{MARK, MARK_MASK, ROUTE_TABLE};
 use crate::link::capture_guard::CaptureGuard;
 use crate::link::capture_rules;
+use crate::link::service_choice;
 use crate::netlink::nftables::{self, Chain, Family, Hook, Rule, Table, Verdict};
 use crate::netlink::policy::{DeadEnd, Fate, LAST_METRIC, UnmarkedRule};
 use crate::netns::{Netns, in_namespace};
@@ -222,16 +223,25 @@ impl Captures for SystemCaptures {
 
     fn remove(&self, netns: Option<&Netns>, capture: &PodCapture, addresses: &[IpAddr]) -> io::Result<()> {
         let inside = netns.map_or(Ok(()), |netns| in_namespace(&netns.file, || capture.remove_here()));
-        let guard = capture_rules::remove(capture.guard.attachment(), addresses);
+        let guard = capture_rules::remove(capture.guard.attachment(), addresses).and_then(|()| without_pods());
         inside.and(guard)
     }
 
     fn remove_lost(&self, attachment: &str, addresses: &[IpAddr]) -> io::Result<()> {
-        capture_rules::remove(attachment, addresses)
+        capture_rules::remove(attachment, addresses).and_then(|()| without_pods())
     }
 
     fn sweep(&self) -> io::Result<()> {
-        capture_rules::sweep()
+        capture_rules::sweep().and_then(|()| without_pods())
+    }
+}
+
+/// Takes away what the node agent has made for captured pods, if there are none left.
+fn without_pods() -> io::Result<()> {
+    // Where the kernel has no such tables, there are no rules to remove.
+    match capture_rules::tables_with_clear_sets() {
+        Ok(None) => service_choice::replace(&[], &[]),
+        Ok(Some(_)) | Err(_) => Ok(()),
     }
 }
 

@@ -6,3 +6,4 @@ pub mod capture_rules;
 pub mod guard;
 pub mod host_route;
 pub mod pod_link;
+pub mod service_choice;

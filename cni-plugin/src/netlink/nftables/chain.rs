@@ -13,6 +13,9 @@ pub enum Hook {
     Forward,
     /// Packets sent by this network namespace.
     Output,
+    /// The first packet of each connection that comes to this network namespace, before anything else can translate its
+    /// destination.
+    Translate,
     /// Frames received from a link.
     FromLink(String),
     /// Frames sent to a link.
@@ -34,6 +37,7 @@ impl Hook {
             Self::Input => "input",
             Self::Forward => "forward",
             Self::Output => "output",
+            Self::Translate => "translate",
             Self::FromLink(_) => "from-link",
             Self::ToLink(_) => "to-link",
         }
@@ -41,14 +45,17 @@ impl Hook {
 
     fn number(&self) -> u32 {
         match self {
-            // NF_NETDEV_INGRESS, NF_NETDEV_EGRESS.
-            Self::FromLink(_) => 0,
+            // NF_NETDEV_INGRESS, NF_NETDEV_EGRESS, NF_INET_PRE_ROUTING.
+            Self::FromLink(_) | Self::Translate => 0,
             Self::ToLink(_) | Self::Input => 1,
             Self::Forward => 2,
             Self::Output => 3,
         }
     }
 }
+
+/// Before NF_IP_PRI_NAT_DST, where kube-proxy translates.
+const BEFORE_OTHERS: i32 = -101;
 
 impl Chain {
     /// A chain that drops every packet about which no rule decides, named after its hook.
@@ -89,13 +96,14 @@ impl Chain {
             push_text(out, attribute::CHAIN_NAME, &self.name);
             push_nested(out, attribute::CHAIN_HOOK, |out| {
                 push_number(out, attribute::HOOK_NUMBER, self.hook.number());
-                push_number(out, attribute::HOOK_PRIORITY, 0);
+                let priority = if self.hook == Hook::Translate { BEFORE_OTHERS } else { 0 };
+                push_number(out, attribute::HOOK_PRIORITY, priority.cast_unsigned());
                 if let Hook::FromLink(link) | Hook::ToLink(link) = &self.hook {
                     push_text(out, attribute::HOOK_DEVICE, link);
                 }
             });
             push_number(out, attribute::CHAIN_POLICY, self.policy as u32);
-            push_text(out, attribute::CHAIN_TYPE, "filter");
+            push_text(out, attribute::CHAIN_TYPE, if self.hook == Hook::Translate { "nat" } else { "filter" });
         })
     }
 }

@@ -1,7 +1,8 @@
-//! The few nf_tables messages that tables of filter rules need, sent as atomic transactions.
+//! The few nf_tables messages that our tables need, sent as atomic transactions.
 
 mod attribute;
 mod chain;
+mod endpoint_map;
 mod listing;
 mod rule;
 mod set;
@@ -9,6 +10,7 @@ mod table;
 mod transaction;
 
 pub use chain::{Chain, Hook};
+pub use endpoint_map::{EndpointMap, MapEntry, SLOTS};
 pub(crate) use listing::fuzz;
 pub use listing::{Existing, chain, chains, chains_on_link, contains, counts, generation, table_handle, tables};
 pub use rule::{Field, Header, Is, Match, Rule, Verdict};

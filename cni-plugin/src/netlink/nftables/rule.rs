@@ -7,6 +7,7 @@ use ipnet::IpNet;
 use nix::libc;
 
 use crate::netlink::nftables::attribute;
+use crate::netlink::nftables::endpoint_map::{EndpointMap, SLOTS};
 use crate::netlink::nftables::transaction::{
     attributes, push_expression, push_nested, push_number, push_text, push_value,
 };
@@ -25,6 +26,8 @@ pub struct Rule {
 enum Action {
     Decide(Verdict),
     Mark(u32),
+    /// The map, and whether it is drawn by the whole connection, else by the source address.
+    Translate(EndpointMap, bool),
 }
 
 /// The end of the evaluation of a chain.
@@ -53,6 +56,13 @@ impl Rule {
     #[must_use]
     pub fn mark(conditions: Vec<Match>, bits: u32) -> Self {
         Self { conditions, action: Action::Mark(bits), comment: None }
+    }
+
+    /// A rule that translates the destination by the map, for [`Hook::Translate`](super::Hook::Translate). All connections of a
+    /// source to a destination get the same endpoint if `by_client`. Without an entry the evaluation goes on.
+    #[must_use]
+    pub fn translate(conditions: Vec<Match>, map: EndpointMap, by_client: bool) -> Self {
+        Self { conditions, action: Action::Translate(map, !by_client), comment: None }
     }
 
     /// Counts the packets of this rule under a comment of at most 127 bytes, which `nft list` shows.
@@ -102,8 +112,41 @@ impl Action {
                     push_number(out, attribute::META_SREG, REGISTER);
                 });
             }
+            Self::Translate(map, with_port) => push_translation(out, &map, with_port),
         }
     }
+}
+
+/// Looks the destination up with a number drawn from the source, and puts what is found into its place.
+fn push_translation(out: &mut Vec<u8>, map: &EndpointMap, with_port: bool) {
+    let (source, destination, len) = if map.is_v4 { (12, 16, 4) } else { (8, 24, 16) };
+    let bytes = |header, offset, len| Field::Bytes { header, offset, len };
+    let key = [bytes(Header::Network, destination, len), Field::Protocol, bytes(Header::Transport, 2, 2)];
+    let words: u32 = key.iter().map(|field| field.words()).sum();
+    let (drawn, of_source) = (FIRST_WORD + words, FIRST_WORD + words + 1);
+    push_key(out, &key);
+    push_load(out, of_source, Header::Network, source, len);
+    if with_port {
+        push_load(out, of_source + len / 4, Header::Transport, 0, 2);
+    }
+    push_expression(out, "hash", |out| {
+        push_number(out, attribute::HASH_SREG, of_source);
+        push_number(out, attribute::HASH_DREG, drawn);
+        push_number(out, attribute::HASH_LEN, len + if with_port { 4 } else { 0 });
+        push_number(out, attribute::HASH_MODULUS, SLOTS);
+        push_number(out, attribute::HASH_SEED, SEED);
+    });
+    push_expression(out, "lookup", |out| {
+        push_text(out, attribute::LOOKUP_SET, map.name);
+        push_number(out, attribute::LOOKUP_SREG, FIRST_WORD);
+        push_number(out, attribute::LOOKUP_DREG, FIRST_WORD);
+    });
+    push_expression(out, "nat", |out| {
+        push_number(out, attribute::NAT_TYPE, libc::NFT_NAT_DNAT as u32);
+        push_number(out, attribute::NAT_FAMILY, if map.is_v4 { libc::NFPROTO_IPV4 } else { libc::NFPROTO_IPV6 } as u32);
+        push_number(out, attribute::NAT_REG_ADDR_MIN, FIRST_WORD);
+        push_number(out, attribute::NAT_REG_PROTO_MIN, FIRST_WORD + len / 4);
+    });
 }
 
 /// The comment in the user data of a rule.
@@ -353,6 +396,8 @@ const REGISTER: u32 = libc::NFT_REG_1 as u32;
 // Connection states of linux/netfilter/nf_conntrack_common.h, as bits in the state that rules see.
 const ESTABLISHED: u32 = 2;
 const RELATED: u32 = 4;
+// The same on all nodes, so that a client that moves keeps what it was drawn.
+const SEED: u32 = 0x6e65_6275;
 // RFC 4861. Router messages and redirects are left out, because the routes of an isolated pod are fixed at setup.
 const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;

@@ -9,6 +9,7 @@ use nix::sys::socket::{MsgFlags, SockProtocol, recv, send, setsockopt, sockopt};
 
 use crate::netlink::nftables::attribute;
 use crate::netlink::nftables::chain::Chain;
+use crate::netlink::nftables::endpoint_map::{EndpointMap, MapEntry};
 use crate::netlink::nftables::set::{AddressSet, Set};
 use crate::netlink::nftables::table::Family;
 use crate::netlink::{self, push_attribute};
@@ -47,6 +48,18 @@ impl Transaction {
     /// Adds a set unless there is the same one; its elements stay. `number` is unique among the new sets of the transaction.
     pub fn address_set(&mut self, family: Family, table: &str, set: &AddressSet, number: u32) {
         self.ask(family, libc::NFT_MSG_NEWSET, libc::NLM_F_CREATE, &set.attributes(table, number));
+    }
+
+    /// Adds a map. `number` is unique among the new sets of the transaction.
+    pub fn endpoint_map(&mut self, family: Family, table: &str, map: &EndpointMap, number: u32) {
+        self.ask(family, libc::NFT_MSG_NEWSET, libc::NLM_F_CREATE, &map.attributes(table, number));
+    }
+
+    /// Adds entries to a map.
+    pub fn add_entries(&mut self, family: Family, table: &str, map: &EndpointMap, entries: &[MapEntry]) {
+        for body in map.elements(table, entries) {
+            self.ask(family, libc::NFT_MSG_NEWSETELEM, libc::NLM_F_CREATE, &body);
+        }
     }
 
     /// Adds elements to a set; those that are in it stay.

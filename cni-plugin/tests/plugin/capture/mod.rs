@@ -4,6 +4,7 @@
 mod answers;
 mod cost;
 mod refused;
+mod services;
 mod site;
 
 use site::{Pod, Primary, Site, ip, run};
