@@ -35,6 +35,8 @@ pub struct Config {
     pub entry: Map<String, Value>,
     /// What to do with enrolled pods that run without a tunnel.
     pub unprotected: Unprotected,
+    /// Whether the ranges that the API server shows for nodes are those of their pods.
+    pub node_ranges: bool,
     /// Whether nodes carry a taint until their agent is ready.
     pub taint: bool,
     /// Whether the metrics have series for each pod.
@@ -162,6 +164,7 @@ impl Config {
                     ("report", Unprotected::Report),
                 ],
             )?,
+            node_ranges: keys.boolean("nodeRanges", true)?,
             taint: keys.boolean("taint", false)?,
             pod_metrics: keys.boolean("podMetrics", true)?,
             listen: keys.listen()?,
@@ -367,7 +370,7 @@ pub const TOKEN_FILE: &str = "/run/nebula-cni/agent/token";
 /// Copy of the TLS roots of the CA, for instances.
 pub const TLS_CA_FILE: &str = "/run/nebula-cni/agent/tls.crt";
 
-const KEYS: [&str; 12] = [
+const KEYS: [&str; 13] = [
     "network",
     "strategy",
     "confDirs",
@@ -377,6 +380,7 @@ const KEYS: [&str; 12] = [
     "ca",
     "entry",
     "unprotected",
+    "nodeRanges",
     "taint",
     "podMetrics",
     "listen",
@@ -412,12 +416,12 @@ mod tests {
             "hostRoot": "/host", "runtimeEndpoint": "unix:///run/crio/crio.sock",
             "ca": {"url": "https://ca.example:8443", "serverName": "nebula-ca.nebula-system.svc"},
             "entry": {"enrol": {"namespaces": ["shop"]}, "mode": "strict"},
-            "unprotected": "report", "taint": true, "listen": "0.0.0.0:9476",
+            "unprotected": "report", "taint": true, "listen": "0.0.0.0:9476", "nodeRanges": false,
         });
         let config = Config::parse(&text.to_string()).unwrap();
         assert_eq!((config.strategy, config.unprotected, config.taint), (Strategy::DropIn, Unprotected::Report, true));
         assert_eq!(config.runtime_endpoint.as_deref(), Some(Path::new("/run/crio/crio.sock")));
-        assert_eq!(config.bin_dirs.len(), 2);
+        assert_eq!((config.bin_dirs.len(), config.node_ranges), (2, false));
         let entry = config.chain_entry("https://10.96.0.7:8443", Some("nebula-ca.nebula-system.svc"));
         assert_eq!(entry["type"], "nebula-cni-plugin");
         assert_eq!(entry["ca"]["tokenFile"], "/run/nebula-cni/agent/token");
@@ -432,6 +436,7 @@ mod tests {
             ("network", json!(7)),
             ("strategy", json!("edit")),
             ("strategy", json!(true)),
+            ("nodeRanges", json!("no")),
             ("confDirs", json!("/etc/cni/net.d")),
             ("confDirs", json!(["relative"])),
             ("confDirs", json!(["/etc/../root"])),

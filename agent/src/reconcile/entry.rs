@@ -27,6 +27,8 @@ pub struct Entry {
     pub ca: CaAccess,
     /// Where pods have their addresses, if they are captured.
     pub pod_ranges: Vec<IpNet>,
+    /// What captured pods reach on the primary network.
+    pub exclude: Vec<IpNet>,
     stdin: Map<String, Value>,
 }
 
@@ -84,8 +86,16 @@ impl Entry {
             PodFacts { container_id: "any", namespace: "any", name: "any", uid: "", annotations: &HashMap::new() };
         let request = request(&stdin, &any)?;
         let settings = Settings::read(&request.config)?;
-        let pod_ranges = settings.capture.map(|capture| capture.ranges).unwrap_or_default();
-        Ok(Self { network: request.config.name, state_dir: settings.state_dir, ca: settings.ca, pod_ranges, stdin })
+        let (pod_ranges, exclude) =
+            settings.capture.map(|capture| (capture.ranges, capture.exclude)).unwrap_or_default();
+        Ok(Self {
+            network: request.config.name,
+            state_dir: settings.state_dir,
+            ca: settings.ca,
+            pod_ranges,
+            exclude,
+            stdin,
+        })
     }
 
     /// Decides whether a pod is enrolled, as the plugin would.

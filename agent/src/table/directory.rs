@@ -11,7 +11,7 @@ use nebula_cert::issuance::Refusal;
 use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
 
-use super::facts::{Facts, Input, Member, PodId, addresses, put};
+use super::facts::{Facts, Input, Keep, Member, PodId, addresses};
 use crate::ca::{CaError, Target};
 use crate::config::{TLS_CA_FILE, TOKEN_FILE};
 use crate::durable;
@@ -150,7 +150,9 @@ impl DirectoryClient {
     pub fn take(&mut self, answer: Answer, facts: &mut Facts) -> bool {
         let Directory { version, full, pods, gone, next } = answer.directory;
         let members = pods.into_iter().map(|pod| {
-            let member = Member { addresses: addresses(pod.addresses), incarnation: incarnation(&pod.uid) };
+            // No UID of a pod has a space.
+            let is_host = pod.namespace.is_empty() && pod.uid.starts_with("host ");
+            let member = Member { addresses: addresses(pod.addresses), incarnation: incarnation(&pod.uid), is_host };
             (id(&pod.uid), member)
         });
         if full {
@@ -169,10 +171,10 @@ impl DirectoryClient {
         }
         let mut has_changed = false;
         for uid in gone {
-            has_changed |= put(&mut facts.members, id(&uid), None);
+            has_changed |= facts.members.put(id(&uid), None);
         }
         for (id, member) in members {
-            has_changed |= put(&mut facts.members, id, Some(member));
+            has_changed |= facts.members.put(id, Some(member));
         }
         self.version = Some(version);
         has_changed
@@ -280,7 +282,11 @@ mod tests {
         // The address goes from one pod to another.
         assert!(client.take(answer("e-4", false, &[("b", "10.0.0.1")], &["a"], None), &mut facts));
         let members: Vec<_> = facts.members.values().collect();
-        let expected = Member { addresses: [Some("10.0.0.1".parse().unwrap()), None], incarnation: incarnation("b") };
+        let expected = Member {
+            addresses: [Some("10.0.0.1".parse().unwrap()), None],
+            incarnation: incarnation("b"),
+            is_host: false,
+        };
         assert_eq!((members, client.version.as_deref()), (vec![&expected], Some("e-4")));
         client.forget();
         assert_eq!(client.version, None);

@@ -9,6 +9,7 @@ use k8s_openapi::api::discovery::v1 as discovery;
 use nebula_cni_plugin::cluster_table::EndpointState;
 
 use super::facts::Name;
+use super::kept::Weighed;
 use super::services::{Port, protocol};
 
 /// Endpoints of one family that share their ports.
@@ -27,6 +28,18 @@ pub(super) struct Endpoint {
     pub(super) address: IpAddr,
     pub(super) state: EndpointState,
     pub(super) node: Option<Arc<str>>,
+}
+
+impl Weighed for Vec<Slice> {
+    fn weight(&self) -> usize {
+        let endpoint =
+            |endpoint: &Endpoint| size_of::<Endpoint>() + endpoint.node.as_ref().map_or(0, |node| node.len());
+        let of_slice = |slice: &Slice| {
+            let ports: usize = slice.ports.iter().map(Port::weight).sum();
+            size_of::<Slice>() + slice.service.len() + ports + slice.endpoints.iter().map(endpoint).sum::<usize>()
+        };
+        self.iter().map(of_slice).sum()
+    }
 }
 
 impl Slice {

@@ -1,13 +1,20 @@
 //! What is known of the cluster, kept small: addresses, ports and states, and no objects of the API server.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::net::IpAddr;
+use std::hash::Hash;
+use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use nebula_cni_plugin::cluster_table::Builder;
+use nebula_cni_plugin::link::service_choice::Choice;
 
 use super::endpoints::Slice;
+use super::judgement::Judgement;
+use super::kept::{self, Kept};
+use super::nodes::NodeFacts;
 use super::services::Service;
+use super::shown::Shown;
 
 /// Namespace and name of an object, as `NAMESPACE/NAME`.
 pub type Name = Box<str>;
@@ -16,18 +23,28 @@ pub type Name = Box<str>;
 /// change returns whether the table changes with it.
 #[derive(Debug, Default)]
 pub struct Facts {
-    pub(super) services: HashMap<Name, Service>,
+    pub(super) services: Kept<Service>,
     /// By EndpointSlice, or by Endpoints on old servers.
-    pub(super) slices: HashMap<Name, Vec<Slice>>,
+    pub(super) slices: Kept<Vec<Slice>>,
     pub(super) members: HashMap<PodId, Member>,
-    /// Pods that the rules of enrolment leave out.
-    pub(super) outside: HashMap<PodId, Addresses>,
-    pub(super) nodes: HashMap<Box<str>, BTreeSet<IpAddr>>,
-    /// Where pods have their addresses.
-    pub(super) pod_ranges: Vec<IpNet>,
+    /// What the API server shows of pods.
+    pub(super) pods: HashMap<PodId, Shown>,
+    pub(super) nodes: HashMap<Name, NodeFacts>,
+    pub(super) settings: Settings,
     heard: [bool; Input::ALL.len()],
     /// Number of changes that call for another table.
     pub(super) changes: u64,
+}
+
+/// What the operator says of addresses.
+#[derive(Debug, Clone, Default)]
+pub struct Settings {
+    /// Where pods have their addresses.
+    pub pod_ranges: Vec<IpNet>,
+    /// What captured pods reach on the primary network.
+    pub exclude: Vec<IpNet>,
+    /// Whether the ranges that the API server shows for nodes are those of their pods.
+    pub node_ranges: bool,
 }
 
 /// The first 16 bytes of the SHA-256 of a pod's UID.
@@ -43,6 +60,33 @@ pub struct Member {
     pub addresses: Addresses,
     /// Another number for each pod.
     pub incarnation: u64,
+    /// It is a host that enrolled with a token, and no pod.
+    pub is_host: bool,
+}
+
+/// A part of the facts that a watch keeps.
+pub(super) trait Keep: Default + PartialEq {
+    type Key;
+    type Value;
+
+    /// Puts `value` under `key`, or removes what is there; returns whether that changed anything.
+    fn put(&mut self, key: Self::Key, value: Option<Self::Value>) -> bool;
+}
+
+impl<K: Hash + Eq, V: PartialEq> Keep for HashMap<K, V> {
+    type Key = K;
+    type Value = V;
+
+    fn put(&mut self, key: K, value: Option<V>) -> bool {
+        match value {
+            None => self.remove(&key).is_some(),
+            Some(value) if self.get(&key) == Some(&value) => false,
+            Some(value) => {
+                self.insert(key, value);
+                true
+            }
+        }
+    }
 }
 
 /// Where facts come from.
@@ -89,62 +133,63 @@ impl Facts {
         Input::ALL.into_iter().filter(|input| !self.heard[*input as usize]).collect()
     }
 
-    /// The table for the node with this name.
+    /// The table for the node with this name, and what the node itself chooses for Services of which only some endpoints are
+    /// enrolled.
     #[must_use]
-    pub fn table(&self, node: &str, version: u64) -> Vec<u8> {
+    pub fn table(&self, judgement: &Judgement, node: &str, version: u64) -> (Vec<u8>, Vec<Choice>) {
         let mut builder = Builder::new();
-        for member in self.members.values() {
-            member.addresses.iter().flatten().for_each(|address| builder.pod(*address, member.incarnation));
-        }
-        for address in self.clear() {
-            builder.clear(address);
-        }
-        self.pod_ranges.iter().for_each(|range| builder.pod_prefix(*range));
-        let mut slices: HashMap<&str, Vec<&Slice>> = HashMap::with_capacity(self.services.len());
-        for slice in self.slices.values().flatten() {
+        judgement.enrolled.iter().for_each(|(address, incarnation)| builder.pod(*address, *incarnation));
+        judgement.clear.iter().for_each(|address| builder.clear(*address));
+        self.settings.pod_ranges.iter().for_each(|range| builder.pod_prefix(*range));
+        self.settings.exclude.iter().for_each(|range| builder.clear_prefix(*range));
+        let mut slices: HashMap<&str, Vec<&Slice>> = HashMap::with_capacity(self.services.count());
+        for slice in self.slices.iter().flat_map(|(_, slices)| slices) {
             slices.entry(&slice.service).or_default().push(slice);
         }
-        for (name, service) in &self.services {
-            service.add_to(&mut builder, slices.get(&**name).map(Vec::as_slice).unwrap_or_default(), node);
+        // Of two Services with one address the older one counts.
+        let mut services: Vec<(&Name, &Service)> = self.services.iter().collect();
+        services.sort_unstable_by_key(|(name, service)| (service.created, *name));
+        let (mut taken, mut left) = (HashSet::new(), HashMap::new());
+        for (name, service) in services {
+            let slices = slices.get(&**name).map(Vec::as_slice).unwrap_or_default();
+            let left = left.entry(kept::namespace(name)).or_insert(RECORDS_OF_NAMESPACE);
+            service.add_to(&mut builder, slices, node, &mut taken, left);
         }
-        builder.finish(version)
+        let (bytes, mixed) = builder.finish_with_mixed(version);
+        let choice = |mixed: nebula_cni_plugin::cluster_table::Mixed| Choice {
+            service: SocketAddr::new(mixed.port.address, mixed.port.port),
+            protocol: mixed.port.protocol,
+            by_client: mixed.port.affinity.is_some(),
+            endpoints: mixed.endpoints,
+        };
+        (bytes, mixed.into_iter().map(choice).collect())
     }
 
-    /// Addresses that are known not to be enrolled: those of nodes, and of pods that the rules leave out.
+    /// Namespaces that have more Services or endpoints than are kept.
     #[must_use]
-    pub fn clear(&self) -> BTreeSet<IpAddr> {
-        let enrolled: HashSet<&IpAddr> =
-            self.members.values().flat_map(|member| member.addresses.iter().flatten()).collect();
-        let pods = self.outside.iter().filter(|(id, _)| !self.members.contains_key(id));
-        let pods = pods.flat_map(|(_, addresses)| addresses.iter().flatten());
-        let all = pods.chain(self.nodes.values().flatten());
-        all.filter(|address| !enrolled.contains(address)).copied().collect()
+    pub fn crowded(&self) -> BTreeSet<&str> {
+        self.services.crowded().iter().chain(self.slices.crowded()).map(|name| &**name).collect()
     }
 
     /// Numbers of entries by kind, for the metrics.
     #[must_use]
-    pub fn counts(&self) -> [(&'static str, usize); 5] {
-        let endpoints = self.slices.values().flatten().map(|slice| slice.endpoints.len()).sum();
+    pub fn counts(&self, judgement: &Judgement) -> [(&'static str, usize); 7] {
+        let endpoints = self.slices.iter().flat_map(|(_, slices)| slices).map(|slice| slice.endpoints.len()).sum();
         [
             ("enrolled", self.members.len()),
-            ("clear_pods", self.outside.len()),
-            ("node_addresses", self.nodes.values().map(BTreeSet::len).sum()),
-            ("services", self.services.len()),
+            ("unconfirmed", judgement.unconfirmed),
+            ("clear_pods", self.pods.values().filter(|pod| pod.is_left_out).count()),
+            ("node_addresses", self.nodes.values().map(|node| node.reported.len() + 2 * node.ranges.len()).sum()),
+            ("services", self.services.count()),
             ("endpoints", endpoints),
+            ("crowded_namespaces", self.crowded().len()),
         ]
     }
 }
 
-/// Puts `value` under `key`, or removes what is there; returns whether that changed anything.
-pub(super) fn put<K: std::hash::Hash + Eq, V: PartialEq>(map: &mut HashMap<K, V>, key: K, value: Option<V>) -> bool {
-    match value {
-        None => map.remove(&key).is_some(),
-        Some(value) if map.get(&key) == Some(&value) => false,
-        Some(value) => {
-            map.insert(key, value);
-            true
-        }
-    }
+/// When the API server made an object, in seconds since 1970; 0 if it does not say.
+pub(super) fn created(metadata: &ObjectMeta) -> i64 {
+    metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
 }
 
 /// The first address of each family.
@@ -160,3 +205,7 @@ pub(super) fn addresses(all: impl IntoIterator<Item = IpAddr>) -> Addresses {
 pub(super) fn first_host(prefix: IpNet) -> Option<IpAddr> {
     prefix.hosts().find(|address| *address != prefix.network())
 }
+
+/// So many records of the table the Services of one namespace may take. A port takes one and, if it leads to different ports of its
+/// endpoints, one for each of them.
+const RECORDS_OF_NAMESPACE: usize = 250_000;

@@ -8,6 +8,7 @@ use nebula_cni_plugin::launch::CLUSTER_TABLE;
 use super::Shared;
 use super::clear_sets::ClearSets;
 use super::facts::Input;
+use super::service_choices::ServiceChoices;
 use super::writer::{WriteError, Writer};
 use crate::metrics::Metrics;
 use crate::readiness::{Part, Readiness, Standing};
@@ -21,6 +22,7 @@ pub(super) struct Keeper {
     pub(super) metrics: Arc<Metrics>,
     pub(super) readiness: Readiness,
     pub(super) clear_sets: ClearSets,
+    pub(super) service_choices: ServiceChoices,
     /// Why the table could not be written last.
     pub(super) failure: Option<WriteError>,
 }
@@ -41,8 +43,11 @@ impl Keeper {
                 tokio::time::sleep((took * SHARE).clamp(WRITE_EVERY, MAX_GATHER)).await;
             } else {
                 if missing.is_empty() && self.clear_sets.are_outdated() {
-                    let clear = self.shared.facts().clear();
-                    self.clear_sets.replace(&clear);
+                    let judgement = self.shared.facts().judge(&self.node);
+                    self.clear_sets.replace(&judgement.clear);
+                }
+                if self.writer.is_of_this_agent() {
+                    self.service_choices.look();
                 }
                 self.report(&missing);
             }
@@ -53,18 +58,26 @@ impl Keeper {
     async fn write(&mut self) -> Option<Duration> {
         let (shared, node) = (Arc::clone(&self.shared), self.node.clone());
         let (mut writer, mut clear_sets) = (std::mem::take(&mut self.writer), std::mem::take(&mut self.clear_sets));
-        let (writer, clear_sets, outcome, counts) = tokio::task::spawn_blocking(move || {
+        let mut service_choices = std::mem::take(&mut self.service_choices);
+        let (writer, clear_sets, service_choices, outcome, counts) = tokio::task::spawn_blocking(move || {
             let facts = shared.facts();
+            let judgement = facts.judge(&node);
             // First, so that what has become enrolled is closed before anybody sends to it through its tunnel.
-            clear_sets.replace(&facts.clear());
-            let outcome = writer.write(&facts, &node);
-            let counts = facts.counts();
+            clear_sets.replace(&judgement.clear);
+            let counts = facts.counts(&judgement);
+            let outcome = writer.write(&facts, &judgement, &node);
             drop(facts);
-            (writer, clear_sets, outcome, counts)
+            let outcome = outcome.map(|(written, choices)| {
+                if let Some(choices) = choices {
+                    service_choices.replace(judgement.of_this_node, choices);
+                }
+                written
+            });
+            (writer, clear_sets, service_choices, outcome, counts)
         })
         .await
         .ok()?;
-        (self.writer, self.clear_sets) = (writer, clear_sets);
+        (self.writer, self.clear_sets, self.service_choices) = (writer, clear_sets, service_choices);
         match outcome {
             Ok(written) => {
                 self.metrics.table_written(&written, &counts);
@@ -112,7 +125,18 @@ impl Keeper {
         if let Some((input, (why, _))) = problems.iter().next() {
             self.readiness.set(Part::Table, Standing::good(format!("works on with what it has: {input}: {why}")));
         } else if self.writer.is_there() {
-            self.readiness.set(Part::Table, Standing::good(format!("is current in {CLUSTER_TABLE}")));
+            let facts = self.shared.facts();
+            let crowded: Vec<&str> = facts.crowded().into_iter().take(NAMED).collect();
+            let standing = Standing::good(format!("is current in {CLUSTER_TABLE}"));
+            let standing = match &crowded[..] {
+                [] => standing,
+                names => Standing::good(format!(
+                    "is current in {CLUSTER_TABLE}, without some Services of namespaces with too many of them: {}",
+                    names.join(", ")
+                )),
+            };
+            drop(facts);
+            self.readiness.set(Part::Table, standing);
         }
     }
 }
@@ -120,6 +144,8 @@ impl Keeper {
 /// How often the table's file and the kernel's sets are looked at: so long the first captured pod of a node may wait until
 /// it reaches pods that are not enrolled.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// So many namespaces are named.
+const NAMED: usize = 8;
 const WRITE_EVERY: Duration = Duration::from_millis(200);
 /// So many times as long as a write takes nothing is written after it: a busy cluster costs a sixth of a processor.
 const SHARE: u32 = 5;

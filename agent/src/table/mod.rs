@@ -9,11 +9,14 @@ pub mod clear_sets;
 pub mod directory;
 pub mod endpoints;
 pub mod facts;
+pub mod judgement;
 mod keeper;
+pub mod kept;
 pub mod nodes;
-pub mod outside;
 pub mod ranges;
+pub mod service_choices;
 pub mod services;
+pub mod shown;
 mod watches;
 pub mod writer;
 
@@ -32,7 +35,8 @@ use self::clear_sets::ClearSets;
 use self::directory::DirectoryClient;
 use self::facts::{Facts, Input};
 use self::keeper::Keeper;
-use self::outside::{Namespaces, Rules};
+use self::service_choices::ServiceChoices;
+use self::shown::{Namespaces, Rules};
 use self::writer::Writer;
 use crate::ca::Target;
 use crate::cluster::api;
@@ -74,7 +78,11 @@ pub async fn keep(node: &Node, name: Option<String>, target: watch::Receiver<Opt
         tokio::time::sleep(RETRY).await;
     };
     let shared = Arc::new(Shared::default());
-    shared.facts().pod_ranges = rules.pod_ranges().to_vec();
+    shared.facts().settings = facts::Settings {
+        pod_ranges: rules.pod_ranges().to_vec(),
+        exclude: rules.exclude().to_vec(),
+        node_ranges: config.node_ranges,
+    };
     // Dropped with this task, and all of them with it.
     let mut followers = JoinSet::new();
     follow_cluster(&mut followers, &shared, &client, rules, asks_for_namespaces(config));
@@ -82,7 +90,8 @@ pub async fn keep(node: &Node, name: Option<String>, target: watch::Receiver<Opt
     let path = config.host_root.resolve(Path::new(CLUSTER_TABLE));
     let (writer, readiness) = (Writer::open(&path), readiness.clone());
     let clear_sets = ClearSets::default();
-    Keeper { shared, node: name, writer, metrics, readiness, clear_sets, failure: None }.run().await;
+    let service_choices = ServiceChoices::default();
+    Keeper { shared, node: name, writer, metrics, readiness, clear_sets, service_choices, failure: None }.run().await;
 }
 
 /// Starts to follow everything that the API server knows.
@@ -111,10 +120,16 @@ pub fn is_wanted(entry: &Map<String, Value>) -> bool {
 }
 
 fn rules(config: &Config) -> Result<Rules, EntryError> {
+    let entry = |entry: Map<String, Value>| {
+        Entry::of_list(&json!({"name": "cluster-table", "cniVersion": "1.0.0", "plugins": [entry]}))
+    };
     // Where the CA is makes no difference to who is enrolled.
-    let entry = config.chain_entry("https://ca.invalid", None);
-    let list = json!({"name": "cluster-table", "cniVersion": "1.0.0", "plugins": [entry]});
-    Ok(Rules::new(Entry::of_list(&list)?, has_selector(config, "podSelector")))
+    let all = config.chain_entry("https://ca.invalid", None);
+    let mut of_namespaces = all.clone();
+    if let Some(enrol) = of_namespaces.get_mut("enrol").and_then(Value::as_object_mut) {
+        enrol.remove("podSelector");
+    }
+    Ok(Rules::new(entry(all)?, entry(of_namespaces)?, has_selector(config, "podSelector")))
 }
 
 fn asks_for_namespaces(config: &Config) -> bool {

@@ -1,4 +1,5 @@
-//! Addresses of nodes: they are no pods, whatever range they are in.
+//! What nodes say of themselves: addresses by which they speak or are spoken to, and the ranges from which they give addresses
+//! to their pods.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -6,26 +7,44 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
 
-use super::facts::first_host;
+use super::facts::created;
 
-/// All addresses by which a node speaks or is spoken to: those that it reports, and those that its network plugin gives it
-/// in the range of its pods, from which probes and forwarded traffic come.
-#[must_use]
-pub fn addresses(node: &Node) -> BTreeSet<IpAddr> {
-    let status = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
-    let reported = status.filter_map(|entry| entry.address.parse().ok());
-    let spec = node.spec.iter().flat_map(|spec| spec.pod_cidrs.iter().flatten().chain(&spec.pod_cidr));
-    let ranges = spec.filter_map(|range| range.parse::<IpNet>().ok());
-    // flannel's device has the first of these, bridges of most plugins the second.
-    let own = ranges.flat_map(|range| [Some(range.network()), first_host(range)]).flatten();
-    let annotations = node.metadata.annotations.iter().flatten();
-    let noted = annotations.filter(|(key, _)| ANNOTATIONS.contains(&key.as_str())).filter_map(|(_, value)| {
-        let address = value.split_once('/').map_or(value.as_str(), |(address, _)| address);
-        address.parse().ok()
-    });
-    let is_usable = |address: &IpAddr| !address.is_unspecified() && !address.is_loopback() && !address.is_multicast();
-    reported.chain(own).chain(noted).filter(is_usable).collect()
+/// What counts of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NodeFacts {
+    /// Addresses that its kubelet and its network plugin report; a kubelet can make them up.
+    pub(super) reported: BTreeSet<IpAddr>,
+    /// Ranges of its pods, which no kubelet changes.
+    pub(super) ranges: Vec<IpNet>,
+    /// When the API server made the object, in seconds since 1970.
+    pub(super) created: i64,
 }
+
+impl NodeFacts {
+    /// Of a node: its addresses in the status, and those that network plugins note in annotations.
+    #[must_use]
+    pub fn of(node: &Node) -> Self {
+        let status = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
+        let in_status = status.filter_map(|entry| entry.address.parse().ok());
+        let spec = node.spec.iter().flat_map(|spec| spec.pod_cidrs.iter().flatten().chain(&spec.pod_cidr));
+        let mut ranges: Vec<IpNet> =
+            spec.filter_map(|range| range.parse::<IpNet>().ok()).map(|range| range.trunc()).collect();
+        ranges.sort_unstable();
+        ranges.dedup();
+        let annotations = node.metadata.annotations.iter().flatten();
+        let noted = annotations.filter(|(key, _)| ANNOTATIONS.contains(&key.as_str())).filter_map(|(_, value)| {
+            let address = value.split_once('/').map_or(value.as_str(), |(address, _)| address);
+            address.parse().ok()
+        });
+        let is_usable =
+            |address: &IpAddr| !address.is_unspecified() && !address.is_loopback() && !address.is_multicast();
+        let reported = in_status.chain(noted).filter(is_usable).take(MAX_ADDRESSES).collect();
+        Self { reported, ranges, created: created(&node.metadata) }
+    }
+}
+
+/// More than a node has.
+const MAX_ADDRESSES: usize = 64;
 
 /// Where network plugins note the addresses of their devices, some with a prefix length.
 const ANNOTATIONS: [&str; 13] = [
@@ -51,21 +70,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_has_what_it_reports_what_its_range_begins_with_and_what_its_network_notes() {
+    fn a_node_has_what_it_reports_and_what_its_network_notes() {
         let node = json!({
-            "metadata": {"annotations": {
+            "metadata": {"creationTimestamp": "2026-01-01T00:00:00Z", "annotations": {
                 "projectcalico.org/IPv4Address": "192.0.2.1/24", "projectcalico.org/IPv4VXLANTunnelAddr": "10.244.7.64",
                 "flannel.alpha.coreos.com/public-ip": "nonsense", "other": "192.0.2.99",
             }},
             "spec": {"podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24", "fd00:244:0:1::/64"]},
             "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}, {"type": "Hostname", "address": "n1"},
-                {"type": "ExternalIP", "address": "198.51.100.1"}]},
+                {"type": "ExternalIP", "address": "198.51.100.1"}, {"address": "127.0.0.1"}]},
         });
-        let found = addresses(&serde_json::from_value(node).unwrap());
-        let shown: Vec<String> = found.iter().map(ToString::to_string).collect();
-        let mut expected =
-            ["10.244.1.0", "10.244.1.1", "10.244.7.64", "192.0.2.1", "198.51.100.1"].map(str::to_owned).to_vec();
-        expected.extend(["fd00:244:0:1::", "fd00:244:0:1::1"].map(str::to_owned));
-        assert_eq!(shown, expected);
+        let found = NodeFacts::of(&serde_json::from_value(node).unwrap());
+        let shown: Vec<String> = found.reported.iter().map(ToString::to_string).collect();
+        assert_eq!(shown, ["10.244.7.64", "192.0.2.1", "198.51.100.1"]);
+        let ranges: Vec<String> = found.ranges.iter().map(ToString::to_string).collect();
+        assert_eq!(ranges, ["10.244.1.0/24", "fd00:244:0:1::/64"]);
+        assert_eq!(found.created, 1_767_225_600);
+        assert_eq!(NodeFacts::of(&Node::default()), NodeFacts::default());
+    }
+
+    #[test]
+    fn a_node_reports_so_many_addresses_and_no_more() {
+        let addresses: Vec<_> =
+            (0..1_000).map(|n| json!({"address": format!("10.9.{}.{}", n / 250, n % 250)})).collect();
+        let node = json!({"metadata": {}, "status": {"addresses": addresses}});
+        assert_eq!(NodeFacts::of(&serde_json::from_value(node).unwrap()).reported.len(), MAX_ADDRESSES);
     }
 }

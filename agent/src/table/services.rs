@@ -1,6 +1,6 @@
 //! Services, as far as kube-proxy would translate them for a pod: cluster IPs, ports, affinity and traffic policy.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -8,6 +8,8 @@ use k8s_openapi::api::core::v1 as core;
 use nebula_cni_plugin::cluster_table::{Builder, EndpointList, ServiceEndpoint, ServicePort};
 
 use super::endpoints::Slice;
+use super::facts::created;
+use super::kept::Weighed;
 
 /// A Service with cluster IPs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,6 +18,8 @@ pub struct Service {
     ports: Box<[Port]>,
     affinity: Option<Duration>,
     this_node_only: bool,
+    /// When the API server made it, in seconds since 1970.
+    pub(super) created: i64,
 }
 
 /// A named port. Its name is empty if the Service has only one.
@@ -55,19 +59,39 @@ impl Service {
             ports,
             affinity: has_affinity.then(timeout),
             this_node_only: spec.internal_traffic_policy.as_deref() == Some("Local"),
+            created: created(&service.metadata),
         })
     }
 
     #[cfg(test)]
     pub(super) fn new(address: IpAddr, port: u16) -> Self {
-        let ports = Box::new([Port { name: "".into(), port, protocol: 6 }]);
-        Self { addresses: Box::new([address]), ports, affinity: None, this_node_only: false }
+        Self::with(address, [Port { name: "".into(), port, protocol: 6 }])
     }
 
-    /// Adds its ports with their endpoints, those of the same family and port name.
-    pub(super) fn add_to(&self, builder: &mut Builder, slices: &[&Slice], node: &str) {
+    #[cfg(test)]
+    pub(super) fn made_at(self, created: i64) -> Self {
+        Self { created, ..self }
+    }
+
+    #[cfg(test)]
+    pub(super) fn with(address: IpAddr, ports: impl IntoIterator<Item = Port>) -> Self {
+        let ports = ports.into_iter().collect();
+        Self { addresses: Box::new([address]), ports, affinity: None, this_node_only: false, created: 0 }
+    }
+
+    /// Adds its ports with their endpoints, those of the same family and port name: as many as the table has records `left` for
+    /// its namespace. Addresses that are `taken` are another Service's.
+    pub(super) fn add_to(
+        &self,
+        builder: &mut Builder,
+        slices: &[&Slice],
+        node: &str,
+        taken: &mut HashSet<IpAddr>,
+        left: &mut usize,
+    ) {
         for is_ipv4 in [true, false] {
-            let addresses: Vec<_> = self.addresses.iter().filter(|address| address.is_ipv4() == is_ipv4).collect();
+            let own = self.addresses.iter().filter(|address| address.is_ipv4() == is_ipv4);
+            let addresses: Vec<&IpAddr> = own.filter(|address| taken.insert(**address)).collect();
             if addresses.is_empty() {
                 continue;
             }
@@ -82,7 +106,12 @@ impl Service {
                     affinity: self.affinity,
                     this_node_only: self.this_node_only,
                 };
-                builder.service_port(key, lists.iter().filter_map(|(ports, list)| Some((*list, port.target(ports)?))));
+                let parts: Vec<_> = lists.iter().filter_map(|list| Some((list, port.target(list.ports)?))).collect();
+                let is_uniform = parts.windows(2).all(|pair| pair[0].1 == pair[1].1);
+                let endpoints = if is_uniform { 0 } else { parts.iter().map(|(list, _)| list.count).sum() };
+                let Some(rest) = left.checked_sub(1 + parts.len() + endpoints) else { return };
+                *left = rest;
+                builder.service_port(key, parts.into_iter().map(|(list, target)| (list.list, target)));
             }
         }
     }
@@ -96,24 +125,42 @@ impl Port {
     }
 }
 
+impl Weighed for Service {
+    fn weight(&self) -> usize {
+        size_of::<Self>() + size_of_val(&*self.addresses) + self.ports.iter().map(Port::weight).sum::<usize>()
+    }
+}
+
+impl Port {
+    pub(super) fn weight(&self) -> usize {
+        // A block of memory takes at least so much.
+        size_of::<Self>() + self.name.len().max(16)
+    }
+}
+
+/// Endpoints that have their ports in common.
+struct List<'a> {
+    ports: &'a [Port],
+    list: EndpointList,
+    count: usize,
+}
+
 /// The endpoints of slices, those with the same ports together.
-fn lists<'a>(
-    builder: &mut Builder,
-    slices: impl Iterator<Item = &'a Slice>,
-    node: &str,
-) -> Vec<(&'a [Port], EndpointList)> {
+fn lists<'a>(builder: &mut Builder, slices: impl Iterator<Item = &'a Slice>, node: &str) -> Vec<List<'a>> {
     let mut by_ports: HashMap<&[Port], Vec<&Slice>> = HashMap::new();
     slices.for_each(|slice| by_ports.entry(&slice.ports).or_default().push(slice));
-    let endpoints = |slices: Vec<&'a Slice>| {
+    let mut list = |(ports, slices): (&'a [Port], Vec<&Slice>)| {
+        let count = slices.iter().map(|slice| slice.endpoints.len()).sum();
         let all = slices.into_iter().flat_map(|slice| slice.endpoints.iter());
-        all.map(|endpoint| ServiceEndpoint {
+        let endpoints = all.map(|endpoint| ServiceEndpoint {
             address: endpoint.address,
             port: 0,
             state: endpoint.state,
             is_on_this_node: endpoint.node.as_deref() == Some(node),
-        })
+        });
+        List { ports, list: builder.endpoints(endpoints), count }
     };
-    by_ports.into_iter().map(|(ports, slices)| (ports, builder.endpoints(endpoints(slices)))).collect()
+    by_ports.into_iter().map(&mut list).collect()
 }
 
 /// Number of a protocol by its name in the API; TCP if there is none.

@@ -141,11 +141,13 @@ impl Cluster {
     async fn start() -> Self {
         let api = FakeApiServer::default();
         api.put("/apis/discovery.k8s.io/v1", json!({}));
-        api.put(
-            "/api/v1/nodes/n1",
-            json!({"metadata": {"name": "n1"}, "spec": {"podCIDR": "10.244.1.0/24"},
-            "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}}),
-        );
+        for n in [1, 2] {
+            let node = json!({
+                "metadata": {"name": format!("n{n}")}, "spec": {"podCIDR": format!("10.244.{n}.0/24")},
+                "status": {"addresses": [{"type": "InternalIP", "address": format!("192.0.2.{n}")}]},
+            });
+            api.put(&format!("/api/v1/nodes/n{n}"), node);
+        }
         let mut cluster = Self {
             ca: RealCa::start().await,
             api,
@@ -164,11 +166,12 @@ impl Cluster {
             "ca": {"url": "https://ca:1", "tlsCaFile": "/a", "tokenFile": "/b"}});
         let entry = Entry::of_list(&json!({"name": "n", "cniVersion": "1.0.0", "plugins": [entry]})).unwrap();
         let (client, shared) = (self.api.clone().start().await, Arc::clone(&self.shared));
-        shared.facts().pod_ranges = vec!["10.244.0.0/16".parse().unwrap()];
+        let pod_ranges = vec!["10.244.0.0/16".parse().unwrap()];
+        shared.facts().settings = facts::Settings { pod_ranges, exclude: Vec::new(), node_ranges: true };
         let (host, (_, target)) = (self.ca.host(), watch::channel(Some(self.ca.target.clone())));
         self.tasks.push(tokio::spawn(async move {
             let mut followers = JoinSet::new();
-            follow_cluster(&mut followers, &shared, &client, Rules::new(entry, false), false);
+            follow_cluster(&mut followers, &shared, &client, Rules::new(entry.clone(), entry, false), false);
             follow_directory(shared, host, target).await;
         }));
     }
@@ -181,6 +184,7 @@ impl Cluster {
             metrics: Arc::clone(&self.metrics),
             readiness: self.readiness.clone(),
             clear_sets: ClearSets::default(),
+            service_choices: ServiceChoices::default(),
             failure: None,
         };
         self.tasks.push(tokio::spawn(keeper.run()));
@@ -190,12 +194,20 @@ impl Cluster {
         self.ca.host().resolve(Path::new(CLUSTER_TABLE))
     }
 
-    fn pod(&self, namespace: &str, name: &str, address: &str, spec: Value) {
+    /// Of the node whose range has the address.
+    fn pod(&self, namespace: &str, name: &str, address: &str, mut spec: Value) {
+        spec["nodeName"] = if address.starts_with("10.244.2.") { "n2" } else { "n1" }.into();
         let object = json!({
             "metadata": {"namespace": namespace, "name": name, "uid": format!("uid-{name}")}, "spec": spec,
             "status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]},
         });
         self.api.put(&format!("/api/v1/namespaces/{namespace}/pods/{name}"), object);
+    }
+
+    /// A pod of `shop` with a certificate.
+    async fn enrolled(&self, name: &str, address: &str) {
+        self.pod("shop", name, address, json!({}));
+        self.ca.enrol(name, address).await;
     }
 
     fn service(&self, name: &str, spec: Value) {
@@ -267,9 +279,8 @@ fn leads_to(expected: &[&str]) -> impl Fn(&Table<'_>, Found) -> bool {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_table_says_who_is_enrolled_who_is_not_and_where_services_lead() {
     let cluster = Cluster::start().await;
-    cluster.ca.enrol("web", "10.244.1.7").await;
-    cluster.ca.enrol("db", "10.244.2.7").await;
-    cluster.pod("shop", "web", "10.244.1.7", json!({"nodeName": "n1"}));
+    cluster.enrolled("web", "10.244.1.7").await;
+    cluster.enrolled("db", "10.244.2.7").await;
     cluster.pod("kube-system", "dns", "10.244.1.3", json!({}));
     cluster.pod("kube-system", "proxy", "192.0.2.1", json!({"hostNetwork": true}));
     cluster.pod("shop", "starting", "10.244.1.99", json!({}));
@@ -323,9 +334,18 @@ async fn the_table_says_who_is_enrolled_who_is_not_and_where_services_lead() {
     cluster.until("gone", "10.244.1.7", 0, |_, found| found == Found::Unknown).await;
     cluster.pod("other", "next", "10.244.1.7", json!({}));
     cluster.until("reused", "10.244.1.7", 0, is_clear).await;
+    // It has a certificate before the API server shows its address.
     cluster.ca.enrol("again", "10.244.1.7").await;
+    cluster.until("not in clear any more", "10.244.1.7", 0, |_, found| found == Found::Unknown).await;
+    cluster.pod("shop", "again", "10.244.1.7", json!({}));
     cluster.until("enrolled wins", "10.244.1.7", 0, is_enrolled).await;
-    assert!(!cluster.shared.facts().clear().contains(&"10.244.1.7".parse().unwrap()));
+    assert!(!cluster.shared.facts().judge("n1").clear.contains(&"10.244.1.7".parse().unwrap()));
+    // Whoever has the token of an agent claims the address of a pod that is not enrolled, for a pod of its own.
+    cluster.pod("shop", "thief", "10.244.1.66", json!({}));
+    cluster.ca.enrol("thief", "10.244.1.3").await;
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    cluster.until("it stays where it is", "10.244.1.3", 0, is_clear).await;
+    cluster.ca.release("thief", "10.244.1.3").await;
     let has = |line: &str| cluster.metrics.text().contains(line);
     let lines =
         ["nebula_cni_table_entries{kind=\"enrolled\"} 2\n", "nebula_cni_table_input_ok{input=\"directory\"} 1\n"];
@@ -341,7 +361,9 @@ async fn the_table_says_who_is_enrolled_who_is_not_and_where_services_lead() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn works_on_while_the_api_server_or_the_ca_is_away_and_catches_up() {
     let mut cluster = Cluster::start().await;
-    cluster.ca.enrol("web", "10.244.1.7").await;
+    cluster.enrolled("web", "10.244.1.7").await;
+    cluster.pod("shop", "db", "10.244.2.7", json!({}));
+    cluster.pod("shop", "cache", "10.244.2.8", json!({}));
     cluster.pod("other", "dns", "10.244.1.3", json!({}));
     cluster.until("enrolled", "10.244.1.7", 0, is_enrolled).await;
     cluster.until("clear", "10.244.1.3", 0, is_clear).await;
@@ -400,7 +422,7 @@ async fn beside_a_ca_without_a_directory_the_agent_says_what_to_do_and_reads_it_
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_next_agent_goes_on_where_the_one_before_was_killed() {
     let mut cluster = Cluster::start().await;
-    cluster.ca.enrol("web", "10.244.1.7").await;
+    cluster.enrolled("web", "10.244.1.7").await;
     cluster.until("enrolled", "10.244.1.7", 0, is_enrolled).await;
     let before = cluster.contents();
     cluster.tasks.drain(..).for_each(|task| task.abort());
@@ -425,7 +447,7 @@ async fn the_next_agent_goes_on_where_the_one_before_was_killed() {
     cluster.shared.changed.notify_one();
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(cluster.contents(), before, "it still says the same");
-    cluster.ca.enrol("db", "10.244.2.7").await;
+    cluster.enrolled("db", "10.244.2.7").await;
     cluster.until("more", "10.244.2.7", 0, is_enrolled).await;
     assert!(cluster.version() > before.version);
     // Somebody removes it.
@@ -452,6 +474,7 @@ async fn a_table_that_cannot_be_written_is_told_and_tried_again() {
         metrics: Arc::new(Metrics::new(true)),
         readiness: readiness.clone(),
         clear_sets: ClearSets::default(),
+        service_choices: ServiceChoices::default(),
         failure: None,
     };
     shared.changed.notify_one();

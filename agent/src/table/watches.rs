@@ -1,7 +1,5 @@
 //! Follows objects of the API server, each kind by a watch of its own that begins again when it fails.
 
-use std::collections::HashMap;
-use std::hash::Hash;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,24 +14,34 @@ use kube::{Api, Client, ResourceExt};
 use tokio::sync::watch;
 
 use super::Shared;
+use super::directory;
 use super::endpoints::Slice;
-use super::facts::{Facts, Input, put};
-use super::outside::{Namespaces, Pod, Rules};
+use super::facts::{Facts, Input, Keep};
+use super::nodes::NodeFacts;
 use super::services::Service;
-use super::{directory, nodes};
+use super::shown::{Namespaces, Pod, Rules};
 use crate::cluster::api;
 
 /// Follows Services.
 pub(super) async fn services(shared: Arc<Shared>, client: Client) {
-    let events = watcher(Api::<core::Service>::all(client), pages());
-    follow(
-        &shared,
-        Input::Services,
-        events,
-        |facts| &mut facts.services,
-        |service| (name(service), Service::of(service)),
-    )
-    .await;
+    loop {
+        let events = watcher(Api::<core::Service>::all(client.clone()), pages());
+        let convert = |service: &core::Service| (name(service), Service::of(service));
+        tokio::select! {
+            () = follow(&shared, Input::Services, events, |facts| &mut facts.services, convert) => {}
+            () = crowded(&shared, |facts| !facts.services.crowded().is_empty()) => {}
+        }
+    }
+}
+
+/// Waits until it is time to list everything again, because objects of some namespace were left out that may have room by now.
+async fn crowded(shared: &Shared, is_crowded: impl Fn(&Facts) -> bool) {
+    loop {
+        tokio::time::sleep(CROWDED_FOR).await;
+        if is_crowded(&shared.facts()) {
+            return;
+        }
+    }
 }
 
 /// Follows EndpointSlices, or Endpoints where the server has no EndpointSlices of version 1 (before 1.21).
@@ -47,21 +55,29 @@ pub(super) async fn endpoints(shared: Arc<Shared>, client: Client) {
         tokio::time::sleep(RETRY_AFTER).await;
     };
     let some = |slices: Vec<Slice>| Some(slices).filter(|slices| !slices.is_empty());
-    if is_old {
-        let events = watcher(Api::<core::Endpoints>::all(client), pages());
-        let convert = |object: &core::Endpoints| (name(object), some(Slice::of_endpoints(object)));
-        follow(&shared, Input::Endpoints, events, |facts| &mut facts.slices, convert).await;
-    } else {
-        let events = watcher(Api::<EndpointSlice>::all(client), pages());
-        let convert = |object: &EndpointSlice| (name(object), some(Slice::of_slice(object)));
-        follow(&shared, Input::Endpoints, events, |facts| &mut facts.slices, convert).await;
+    loop {
+        let followed = async {
+            if is_old {
+                let events = watcher(Api::<core::Endpoints>::all(client.clone()), pages());
+                let convert = |object: &core::Endpoints| (name(object), some(Slice::of_endpoints(object)));
+                follow(&shared, Input::Endpoints, events, |facts| &mut facts.slices, convert).await;
+            } else {
+                let events = watcher(Api::<EndpointSlice>::all(client.clone()), pages());
+                let convert = |object: &EndpointSlice| (name(object), some(Slice::of_slice(object)));
+                follow(&shared, Input::Endpoints, events, |facts| &mut facts.slices, convert).await;
+            }
+        };
+        tokio::select! {
+            () = followed => {}
+            () = crowded(&shared, |facts| !facts.slices.crowded().is_empty()) => {}
+        }
     }
 }
 
 /// Follows nodes.
 pub(super) async fn nodes(shared: Arc<Shared>, client: Client) {
     let events = watcher(Api::<core::Node>::all(client), pages());
-    let convert = |node: &core::Node| (node.name_any().into(), Some(nodes::addresses(node)));
+    let convert = |node: &core::Node| (node.name_any().into(), Some(NodeFacts::of(node)));
     follow(&shared, Input::Nodes, events, |facts| &mut facts.nodes, convert).await;
 }
 
@@ -83,10 +99,10 @@ pub(super) async fn pods(
         let events = watcher(Api::<Pod>::all_with(client.clone(), &resource), pages());
         let convert = |pod: &Pod| {
             let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-            (directory::id(uid), rules.outside(pod, &known))
+            (directory::id(uid), rules.shown(pod, &known))
         };
         tokio::select! {
-            () = follow(&shared, Input::Pods, events, |facts| &mut facts.outside, convert) => {}
+            () = follow(&shared, Input::Pods, events, |facts| &mut facts.pods, convert) => {}
             Ok(()) = namespaces.changed() => rules.forget(),
         }
     }
@@ -116,15 +132,15 @@ pub(super) async fn namespaces(shared: Arc<Shared>, client: Client, known: watch
 }
 
 /// Keeps one part of the facts as a watch says.
-async fn follow<T, K: Hash + Eq, V: PartialEq>(
+async fn follow<T, P: Keep>(
     shared: &Shared,
     input: Input,
     events: impl Stream<Item = watcher::Result<Event<T>>>,
-    part: fn(&mut Facts) -> &mut HashMap<K, V>,
-    mut convert: impl FnMut(&T) -> (K, Option<V>),
+    part: fn(&mut Facts) -> &mut P,
+    mut convert: impl FnMut(&T) -> (P::Key, Option<P::Value>),
 ) {
     let mut events = pin!(events);
-    let mut listed = HashMap::new();
+    let mut listed = P::default();
     while let Some(event) = events.next().await {
         let event = match event {
             Ok(event) => event,
@@ -136,10 +152,10 @@ async fn follow<T, K: Hash + Eq, V: PartialEq>(
         };
         shared.is_well(input);
         match event {
-            Event::Init => listed.clear(),
+            Event::Init => listed = P::default(),
             Event::InitApply(object) => {
                 let (key, value) = convert(&object);
-                put(&mut listed, key, value);
+                listed.put(key, value);
             }
             // What is gone was gone while the watch was broken.
             Event::InitDone => shared.change(|facts| {
@@ -150,11 +166,11 @@ async fn follow<T, K: Hash + Eq, V: PartialEq>(
             }),
             Event::Apply(object) => {
                 let (key, value) = convert(&object);
-                shared.change(|facts| put(part(facts), key, value));
+                shared.change(|facts| part(facts).put(key, value));
             }
             Event::Delete(object) => {
                 let key = convert(&object).0;
-                shared.change(|facts| put(part(facts), key, None));
+                shared.change(|facts| part(facts).put(key, None));
             }
         }
     }
@@ -170,4 +186,6 @@ fn name(object: &impl ResourceExt) -> Box<str> {
 }
 
 const PAGE: u32 = 100;
+/// Each time all of them are listed again, by every agent.
+const CROWDED_FOR: Duration = Duration::from_secs(600);
 const RETRY_AFTER: Duration = Duration::from_secs(2);

@@ -1,17 +1,19 @@
 //! Writes the table into its file: beside it and renamed, with a version that only rises, and not at all if nothing is
 //! different.
 
-use std::fs::{self, DirBuilder};
-use std::io;
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nebula_cni_plugin::attachment::record;
 use nebula_cni_plugin::clock::{Clock, SystemClock};
-use nebula_cni_plugin::cluster_table::{Layout, MAX_BYTES};
+use nebula_cni_plugin::cluster_table::{MAX_BYTES, version_of};
+use nebula_cni_plugin::link::service_choice::Choice;
 
 use super::facts::Facts;
+use super::judgement::Judgement;
 use crate::durable;
 
 /// The only writer of the file on this node.
@@ -52,7 +54,10 @@ impl Writer {
         if let (Some(folder), Some(name)) = (path.parent(), path.file_name()) {
             durable::remove_stale(folder, |file| name == file);
         }
-        let version = read(path).as_deref().and_then(version_of).unwrap_or_default();
+        // Whatever the rest of the file is like: instances may have read it, and use no table with a lower version.
+        let mut head = Vec::new();
+        let read = File::open(path).and_then(|file| file.take(HEAD).read_to_end(&mut head));
+        let version = read.ok().and_then(|_| version_of(&head)).unwrap_or_default();
         Self { path: path.to_owned(), version, written: None }
     }
 
@@ -62,29 +67,46 @@ impl Writer {
         self.version
     }
 
-    /// Writes the table for `node`. Blocks.
+    /// Whether this agent wrote the table that is there, or found it to say the same.
+    #[must_use]
+    pub fn is_of_this_agent(&self) -> bool {
+        self.written.is_some()
+    }
+
+    /// Writes the table for `node`; returns also what the node chooses for Services, if that may have changed. Blocks.
     ///
     /// # Errors
-    /// Returns the file system's error; the table before is untouched.
-    pub fn write(&mut self, facts: &Facts, node: &str) -> Result<Written, WriteError> {
+    /// Returns the file system's error, or that the table would be longer than readers take; the table before is untouched.
+    pub fn write(
+        &mut self,
+        facts: &Facts,
+        judgement: &Judgement,
+        node: &str,
+    ) -> Result<(Written, Option<Vec<Choice>>), WriteError> {
         let began = SystemClock.now();
         let failed = |source| WriteError { path: self.path.clone(), source };
-        let is_current = match self.written {
-            // A change can be in a table that was written before its notification was handled.
-            Some(changes) => changes == facts.changes && self.is_there(),
-            None => self.version > 0 && read(&self.path).is_some_and(|here| here == facts.table(node, self.version)),
-        };
-        if is_current {
-            self.written = Some(facts.changes);
-            return Ok(Written { version: self.version, bytes: None, took: took(began) });
+        // A change can be in a table that was written before its notification was handled.
+        if self.written == Some(facts.changes) && self.is_there() {
+            return Ok((Written { version: self.version, bytes: None, took: took(began) }, None));
         }
-        let version = self.version.saturating_add(1);
-        let bytes = facts.table(node, version);
+        if self.written.is_none() && self.version > 0 {
+            let (bytes, choices) = facts.table(judgement, node, self.version);
+            if durable::read_bounded(&self.path, MAX_BYTES).is_ok_and(|here| here == bytes) {
+                self.written = Some(facts.changes);
+                return Ok((Written { version: self.version, bytes: None, took: took(began) }, Some(choices)));
+            }
+        }
+        let version = next_version(self.version, SystemClock.unix_seconds());
+        let (bytes, choices) = facts.table(judgement, node, version);
+        if bytes.len() as u64 > MAX_BYTES {
+            let text = format!("{} bytes are more than instances read", bytes.len());
+            return Err(failed(io::Error::new(io::ErrorKind::FileTooLarge, text)));
+        }
         make_folder(&self.path).map_err(failed)?;
         durable::replace(&self.path, 0o644, &mut bytes.as_slice(), |_| Ok(())).map_err(failed)?;
         self.version = version;
         self.written = Some(facts.changes);
-        Ok(Written { version, bytes: Some(bytes.len()), took: took(began) })
+        Ok((Written { version, bytes: Some(bytes.len()), took: took(began) }, Some(choices)))
     }
 
     /// Whether the file is as it was written last. Somebody may have removed it.
@@ -106,10 +128,44 @@ fn took(began: std::time::Instant) -> Duration {
     SystemClock.now().saturating_duration_since(began)
 }
 
-fn read(path: &Path) -> Option<Vec<u8>> {
-    durable::read_bounded(path, MAX_BYTES).ok()
+/// The version after `last`. It follows the clock, so that it rises also when the file is gone: not even an agent that starts again
+/// must begin with a version that instances take for an older one.
+fn next_version(last: u64, unix_seconds: i64) -> u64 {
+    let by_clock = u64::try_from(unix_seconds).unwrap_or_default().saturating_mul(VERSIONS_OF_SECOND);
+    last.saturating_add(1).max(by_clock)
 }
 
-fn version_of(bytes: &[u8]) -> Option<u64> {
-    Layout::read(bytes).ok().map(|layout| layout.version())
+/// More than a table is written in a second.
+const VERSIONS_OF_SECOND: u64 = 1_024;
+/// Bytes of the header, at least.
+const HEAD: u64 = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_rise_whatever_becomes_of_the_file_and_the_clock() {
+        let first = next_version(0, 1_800_000_000);
+        assert!(next_version(first, 1_800_000_000) > first && next_version(first, 1_700_000_000) > first);
+        // Somebody removed the file, and the agent started again a second later.
+        let many = first + 900;
+        assert!(next_version(0, 1_800_000_001) > many);
+        assert_eq!(next_version(7, -5), 8);
+        assert_eq!(next_version(u64::MAX, 0), u64::MAX);
+    }
+
+    #[test]
+    fn the_version_of_a_table_that_nobody_can_read_counts_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("table");
+        let high = next_version(0, 4_000_000_000);
+        let mut bytes = nebula_cni_plugin::cluster_table::Builder::new().finish(high);
+        bytes[48] = 0xff;
+        fs::write(&path, &bytes).unwrap();
+        File::options().write(true).open(&path).unwrap().set_len(MAX_BYTES + 1).unwrap();
+        assert_eq!(Writer::open(&path).version(), high);
+        fs::write(&path, b"nonsense").unwrap();
+        assert_eq!(Writer::open(&path).version(), 0);
+    }
 }

@@ -1,7 +1,7 @@
 //! Builds the bytes of a table from facts about the cluster, in any order.
 
-use std::collections::{BTreeSet, HashMap};
-use std::net::{IpAddr, Ipv4Addr};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -55,6 +55,16 @@ pub struct ServiceEndpoint {
     pub state: EndpointState,
     /// Whether it is on the node for which the table is.
     pub is_on_this_node: bool,
+}
+
+/// A port of a Service that has endpoints to choose from which are not enrolled, beside others. The primary network's own choice
+/// would be among all of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mixed {
+    /// The port.
+    pub port: ServicePort,
+    /// Those that are known not to be enrolled, or some of them.
+    pub endpoints: Vec<SocketAddr>,
 }
 
 /// Endpoints that ports of a Service have in common.
@@ -132,6 +142,12 @@ impl Builder {
     /// The bytes of the table. `version` rises with every table that the node's instances are to use.
     #[must_use]
     pub fn finish(self, version: u64) -> Vec<u8> {
+        self.finish_with_mixed(version).0
+    }
+
+    /// The bytes of the table, and at most 1,024 ports of Services only some of whose endpoints are enrolled, in order.
+    #[must_use]
+    pub fn finish_with_mixed(self, version: u64) -> (Vec<u8>, Vec<Mixed>) {
         let seed = mix(version);
         let with_key = |(address, value)| ((address, 0), value);
         let pods = HashTable::new(seed, self.pods.iter().copied().map(with_key).collect());
@@ -151,7 +167,14 @@ impl Builder {
             sealed_ranges: disjoint(self.sealed_ranges.clone()),
             pod_ranges: disjoint(self.pod_ranges.clone()),
         };
-        let mut listing = Listing { listed: Vec::new(), shared: HashMap::new(), facts: &self, standings };
+        let mut listing = Listing {
+            listed: Vec::new(),
+            shared: HashMap::new(),
+            clear: Vec::new(),
+            mixed: BTreeMap::new(),
+            facts: &self,
+            standings,
+        };
         let service_records: Vec<_> = services
             .entries
             .iter()
@@ -159,7 +182,7 @@ impl Builder {
                 let Some((port, parts)) = service else {
                     return record(&[&address.to_be_bytes(), &[0, 0, 0, KIND_ADDRESS], &[0; 24]]);
                 };
-                let Choice { first, chosen, all, clear, target, is_unknown } = listing.choice(port, parts.clone());
+                let Choice { first, chosen, all, clear, target, is_unknown, .. } = listing.choice(port, parts.clone());
                 let affinity = port.affinity.map_or(0, |time| u32::try_from(time.as_secs()).unwrap_or(u32::MAX));
                 let counts = [first, chosen, all, affinity, clear].map(u32::to_le_bytes);
                 let kind = if is_unknown { KIND_UNKNOWN } else { KIND_PORT };
@@ -168,6 +191,7 @@ impl Builder {
                 record(&[&address.to_be_bytes(), name.as_flattened(), counts.as_flattened(), target.as_flattened()])
             })
             .collect();
+        let mixed = listing.mixed();
         let listed = listing.listed;
 
         let mut file = File::new(version, seed);
@@ -189,7 +213,7 @@ impl Builder {
         let endpoint =
             |Listed { pod, port, tag }: Listed| record(&[&pod.to_le_bytes(), &port.to_le_bytes(), &tag.to_le_bytes()]);
         file.section::<8>(SectionKind::Endpoints, listed.into_iter().map(endpoint));
-        file.finish()
+        (file.finish(), mixed)
     }
 }
 
@@ -203,6 +227,8 @@ struct Choice {
     all: u32,
     /// Number of those to choose from that are not enrolled.
     clear: u32,
+    /// Where they are listed, if there are others beside them.
+    mixed: Option<u32>,
     /// Their port; 0 if they have ports of their own.
     target: u16,
     /// It has endpoints to choose from, but of none of them is known whether it is enrolled.
@@ -260,6 +286,10 @@ struct Listing<'a> {
     listed: Vec<Listed>,
     /// Of lists whose endpoints all have the port that the service names.
     shared: HashMap<(Vec<u32>, bool), Choice>,
+    /// Endpoints that are not enrolled, of services that have others beside them.
+    clear: Vec<Vec<(IpAddr, u16)>>,
+    /// Those services, by address, port and protocol, with the port of their endpoints.
+    mixed: BTreeMap<(IpAddr, u16, u8), (ServicePort, u32, u16)>,
     facts: &'a Builder,
     standings: Standings<'a>,
 }
@@ -273,17 +303,32 @@ impl Listing<'_> {
             [(_, port), others @ ..] if others.iter().all(|(_, other)| other == port) => *port,
             _ => 0,
         };
-        if target == 0 {
-            return self.list(port, parts, 0);
-        }
         let key = (lists, port.this_node_only);
-        let known = self.shared.get(&key).copied();
-        let choice = known.unwrap_or_else(|| {
-            let choice = self.list(port, parts, target);
+        let known = self.shared.get(&key).filter(|_| target > 0).copied();
+        let choice = known.unwrap_or_else(|| self.list(port, parts, target));
+        if target > 0 && known.is_none() {
             self.shared.insert(key, choice);
-            choice
-        });
+        }
+        if let Some(list) = choice.mixed {
+            self.mixed.insert((port.address, port.port, port.protocol), (*port, list, target));
+            // The same ones of every table.
+            if self.mixed.len() > MAX_MIXED {
+                self.mixed.pop_last();
+            }
+        }
         Choice { target, ..choice }
+    }
+
+    fn mixed(&self) -> Vec<Mixed> {
+        let endpoints = |list: u32, target: u16| {
+            let list = self.clear.get(list as usize).map(Vec::as_slice).unwrap_or_default();
+            let port = |own: u16| if target == 0 { own } else { target };
+            list.iter().take(MAX_OF_MIXED).map(|(address, own)| SocketAddr::new(*address, port(*own))).collect()
+        };
+        self.mixed
+            .values()
+            .map(|(port, list, target)| Mixed { port: *port, endpoints: endpoints(*list, *target) })
+            .collect()
     }
 
     /// Sorts the endpoints of a service. `target` is the port of all of them, or 0.
@@ -291,7 +336,7 @@ impl Listing<'_> {
         // To choose from, and those that only serve the flows they have.
         let mut enrolled: [Vec<Listed>; 2] = Default::default();
         let mut clear: [Vec<(IpAddr, u16)>; 2] = Default::default();
-        let mut is_unknown = false;
+        let mut unknown = [false; 2];
         for (list, of_part) in parts {
             let list = self.facts.lists.get(*list as usize).cloned().unwrap_or_default();
             for endpoint in self.facts.endpoints.get(list).unwrap_or_default() {
@@ -310,14 +355,16 @@ impl Listing<'_> {
                         enrolled[group].push(Listed { pod, port, tag: 0 });
                     }
                     Standing::Clear => clear[group].push((endpoint.address, own)),
-                    Standing::Unknown => is_unknown = true,
+                    Standing::Unknown => unknown[group] = true,
                 }
             }
         }
         let [mut chosen, mut serving] = enrolled;
         let [mut of_clear, serving_clear] = clear;
+        let mut has_others = !chosen.is_empty() || unknown[0];
         if chosen.is_empty() && of_clear.is_empty() {
             (chosen, of_clear) = (std::mem::take(&mut serving), serving_clear);
+            has_others = !chosen.is_empty() || unknown.contains(&true);
         }
         for group in [&mut chosen, &mut serving] {
             group.sort_unstable();
@@ -326,16 +373,20 @@ impl Listing<'_> {
         }
         of_clear.sort_unstable();
         of_clear.dedup();
-        let (first, count) = (number(self.listed.len()), number(chosen.len()));
+        let (first, count, clear) = (number(self.listed.len()), number(chosen.len()), number(of_clear.len()));
+        let is_mixed = has_others && !of_clear.is_empty();
+        let mixed = is_mixed.then_some(number(self.clear.len()));
+        self.clear.extend(is_mixed.then_some(of_clear));
         self.listed.append(&mut chosen);
         self.listed.append(&mut serving);
         Choice {
             first,
             chosen: count,
             all: number(self.listed.len()) - first,
-            clear: number(of_clear.len()),
+            clear,
+            mixed,
             target,
-            is_unknown: is_unknown && count == 0 && of_clear.is_empty(),
+            is_unknown: unknown.contains(&true) && count == 0 && clear == 0,
         }
     }
 }
@@ -358,6 +409,10 @@ fn give_tags(group: &mut [Listed], pods: &HashTable<u64>) {
         }
     }
 }
+
+const MAX_MIXED: usize = 1_024;
+/// Each of them gets a part of the flows.
+const MAX_OF_MIXED: usize = 64;
 
 /// The table's bytes so far.
 struct File {

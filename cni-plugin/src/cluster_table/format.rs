@@ -218,6 +218,13 @@ impl Layout {
     }
 }
 
+/// The version that the head of a file says, whatever follows; `None` if it is no table.
+#[must_use]
+pub fn version_of(head: &[u8]) -> Option<u64> {
+    let header: Record<'_, HEADER_LEN> = head.first_chunk().map(Record)?;
+    head.starts_with(&MAGIC).then(|| header.u64(24))
+}
+
 fn read_section(bytes: &[u8], place: usize, kind: SectionKind) -> Option<Section> {
     let entry: Record<'_, SECTION_LEN> = bytes.get(HEADER_LEN + place * SECTION_LEN..)?.first_chunk().map(Record)?;
     let offset = usize::try_from(entry.u64(0)).ok()?;

@@ -15,12 +15,13 @@ mod tests;
 
 use std::net::{IpAddr, Ipv6Addr};
 
-pub use builder::{Builder, EndpointList, EndpointState, ServiceEndpoint, ServicePort};
-pub use format::{Error, Layout};
+pub use builder::{Builder, EndpointList, EndpointState, Mixed, ServiceEndpoint, ServicePort};
+pub use format::{Error, Layout, version_of};
 pub use table::{Endpoint, Found, Service, Table};
 
-/// Longest file that a reader maps. 10,000 Services with 50,000 endpoints take less than a fiftieth of it.
-pub const MAX_BYTES: u64 = 256 << 20;
+/// Longest file that a reader maps, and so the longest that a writer makes. 10,000 Services with 50,000 endpoints take a
+/// twentieth of it.
+pub const MAX_BYTES: u64 = 64 << 20;
 
 /// An address as a table holds it: IPv4 addresses are those mapped into IPv6.
 fn key_of(address: IpAddr) -> u128 {

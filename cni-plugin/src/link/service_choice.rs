@@ -71,6 +71,14 @@ pub fn replace(pods: &[IpAddr], choices: &[Choice]) -> io::Result<()> {
     change.run()
 }
 
+/// The handle of the table with the rules; `None` if there are none. Whoever makes the table anew gets another one.
+///
+/// # Errors
+/// Returns the kernel's error.
+pub fn handle() -> io::Result<Option<u64>> {
+    nftables::table_handle(Family::Inet, TABLE)
+}
+
 impl Choice {
     fn entries(&self) -> impl Iterator<Item = MapEntry> {
         let Self { service, protocol, by_client, endpoints } = self;

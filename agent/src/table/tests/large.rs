@@ -3,29 +3,38 @@
 use nebula_cni_plugin::cluster_table::EndpointState;
 
 use super::super::endpoints::{Endpoint, Slice};
-use super::super::facts::{self, Member};
+use super::super::facts::{Keep, Member};
 use super::super::keeper::MAX_GATHER;
 use super::super::services::{Port, Service};
+use super::super::shown::Shown;
 use super::*;
 
 /// 10,000 Services with 50,000 endpoints, all of them enrolled.
 fn large() -> Facts {
-    let mut facts = Facts::default();
+    let (mut facts, node) = (Facts::default(), "n1".into());
     for service in 0..10_000u32 {
         let [_, _, high, low] = service.to_be_bytes();
         let name: Box<str> = format!("shop/service-{service}").into();
-        facts.services.insert(name.clone(), Service::new([10, 100, high, low].into(), 80));
-        facts.slices.insert(name.clone(), vec![slice(&name, service, 8080)]);
+        facts.services.put(name.clone(), Some(Service::new([10, 100, high, low].into(), 80)));
+        facts.slices.put(name.clone(), Some(vec![slice(&name, service, 8080)]));
     }
     for number in 0..50_000u32 {
-        let addresses = [Some(address(number)), None];
-        let member = Member { addresses, incarnation: u64::from(number) + 1 };
-        facts.members.insert(number.into(), member);
+        enrol(&mut facts, number, &node);
     }
     for input in Input::ALL {
         facts.is_heard(input);
     }
     facts
+}
+
+/// A pod with a certificate.
+fn enrol(facts: &mut Facts, number: u32, node: &Arc<str>) {
+    let addresses = [Some(address(number)), None];
+    let member = Member { addresses, incarnation: u64::from(number) + 1, is_host: false };
+    facts.members.insert(number.into(), member);
+    let (is_left_out, is_host_network, mirrors) = (false, false, None);
+    let shown = Shown { addresses, node: Arc::clone(node), is_left_out, counts: true, is_host_network, mirrors };
+    facts.pods.insert(number.into(), shown);
 }
 
 fn address(number: u32) -> IpAddr {
@@ -54,6 +63,7 @@ async fn a_thousand_changed_endpoints_are_in_the_file_soon() {
         metrics: Arc::new(Metrics::new(true)),
         readiness: Readiness::default(),
         clear_sets: ClearSets::default(),
+        service_choices: ServiceChoices::default(),
         failure: None,
     };
     let task = tokio::spawn(keeper.run());
@@ -78,7 +88,7 @@ async fn a_thousand_changed_endpoints_are_in_the_file_soon() {
     for service in 0..200u32 {
         let name: Box<str> = format!("shop/service-{service}").into();
         let slices = vec![slice(&name, service, 9090)];
-        shared.change(|facts| facts::put(&mut facts.slices, name, Some(slices)));
+        shared.change(|facts| facts.slices.put(name, Some(slices)));
     }
     tokio::time::timeout(Duration::from_secs(30), until(9090)).await.unwrap();
     let (took, used) = (began.elapsed(), cpu() - used);
@@ -88,6 +98,75 @@ async fn a_thousand_changed_endpoints_are_in_the_file_soon() {
     task.abort();
     // Programs of the development profile are many times slower.
     assert!(length < 20 << 20 && took < Duration::from_secs(if cfg!(debug_assertions) { 15 } else { 1 }));
+}
+
+/// Services of one namespace, each with so many ports that lead to so many pods.
+fn crowd(services: u32, ports: u16, pods: u32, target: impl Fn(u16, u32) -> u16) -> Facts {
+    let (mut facts, node) = (Facts::default(), "n1".into());
+    (0..pods).for_each(|number| enrol(&mut facts, number, &node));
+    for service in 0..services {
+        let [_, _, high, low] = service.to_be_bytes();
+        let name: Box<str> = format!("evil/service-{service}").into();
+        let named = |port: u16, number: u16| Port { name: format!("p{port}").into(), port: number, protocol: 6 };
+        facts.services.put(
+            name.clone(),
+            Some(Service::with([10, 100, high, low].into(), (1..=ports).map(|port| named(port, port)))),
+        );
+        let slice = |part: u32| {
+            let endpoint = |n: u32| Endpoint { address: address(n), state: EndpointState::Ready, node: None };
+            let endpoints = (part * 100..pods.min((part + 1) * 100)).map(endpoint).collect();
+            let ports = (1..=ports).map(|port| named(port, target(port, part))).collect();
+            Slice { service: name.clone(), is_ipv4: true, ports, endpoints }
+        };
+        for part in 0..pods.div_ceil(100) {
+            facts.slices.put(format!("{name}-{part}").into(), Some(vec![slice(part)]));
+        }
+    }
+    facts
+}
+
+#[test]
+fn the_services_of_one_namespace_do_not_end_the_agent_or_crowd_out_others() {
+    let plain = |port: u16, _: u32| 10_000 + port;
+    // Each slice leads to ports of its own, so that no list is like another one.
+    let different = |port: u16, part: u32| 10_000 + port + part as u16;
+    for (services, ports, pods, is_plain) in
+        [(60, 1_000, 100, true), (20, 1_000, 1_000, true), (20, 1_000, 1_000, false), (600, 1_000, 100, true)]
+    {
+        let mut facts =
+            if is_plain { crowd(services, ports, pods, plain) } else { crowd(services, ports, pods, different) };
+        // A Service of another namespace, younger and later in order.
+        facts.services.put("shop/web".into(), Some(Service::new([10, 99, 0, 1].into(), 80).made_at(9)));
+        facts.slices.put("shop/web".into(), Some(vec![slice("shop/web", 0, 8080)]));
+        let before = resident();
+        let (bytes, _) = facts.table(&facts.judge("n1"), "n1", 1);
+        let grown = resident().saturating_sub(before);
+        println!("{services} x {ports} x {pods}: {} kB, with {grown} kB to make it", bytes.len() / 1024);
+        assert!(bytes.len() < 16 << 20, "{services} x {ports} x {pods}: {} bytes", bytes.len());
+        let layout = Layout::read(&bytes).unwrap();
+        let table = layout.table(&bytes);
+        let Found::Service(web) = table.find([10, 99, 0, 1].into(), 80, 6) else { panic!("a Service") };
+        assert_eq!(web.ready, 5);
+        let Found::Service(first) = table.find([10, 100, 0, 0].into(), 1, 6) else { panic!("a Service") };
+        assert_eq!(first.ready, pods);
+        assert_eq!(facts.crowded().is_empty(), services < 600);
+    }
+}
+
+#[test]
+fn of_two_services_with_one_address_the_older_one_counts() {
+    let (mut facts, node) = (Facts::default(), "n1".into());
+    (0..20).for_each(|number| enrol(&mut facts, number, &node));
+    for (name, created, number) in [("a/new", 2, 0), ("z/old", 1, 1)] {
+        let service = Service::new([10, 99, 0, 1].into(), 80).made_at(created);
+        facts.services.put(name.into(), Some(service));
+        facts.slices.put(name.into(), Some(vec![slice(name, number, 8080)]));
+    }
+    let (bytes, _) = facts.table(&facts.judge("n1"), "n1", 1);
+    let layout = Layout::read(&bytes).unwrap();
+    let table = layout.table(&bytes);
+    let Found::Service(service) = table.find([10, 99, 0, 1].into(), 80, 6) else { panic!("a Service") };
+    assert_eq!(table.endpoint(service.id, 0).unwrap().address, address(5));
 }
 
 /// Resident memory in kB.

@@ -117,6 +117,7 @@ that address if it is one. */ -}}
   "unprotected" .Values.agent.unprotected
   "taint" .Values.agent.taint
   "listen" .Values.agent.listen }}
+{{- if not (dig "kubernetes" "node_ranges" true .Values.ca.policy) }}{{ $_ := set $agent "nodeRanges" false }}{{ end }}
 {{- range $key := list "network" "confDirs" "binDirs" "runtimeEndpoint" }}
   {{- with index $.Values.agent $key }}{{ $_ := set $agent $key . }}{{ end }}
 {{- end }}

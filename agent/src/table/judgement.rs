@@ -1,0 +1,156 @@
+//! Who counts as enrolled and who as known not to be, after what the CA's directory and the API server say is held against each other.
+//! Either may have been told lies: the directory by whoever has an agent's token, the API server by a kubelet about its own
+//! node and its own pods.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::facts::{Facts, Member, Name, PodId, first_host};
+use super::nodes::NodeFacts;
+use super::shown::Shown;
+
+/// What is believed.
+#[derive(Debug, Default)]
+pub struct Judgement {
+    /// Addresses of enrolled pods, hosts and lighthouses, each with its incarnation.
+    pub(super) enrolled: Vec<(IpAddr, u64)>,
+    /// Addresses that are known not to be enrolled: those of nodes, and of pods that the rules leave out.
+    pub clear: BTreeSet<IpAddr>,
+    /// Addresses of the enrolled pods of the node that is asked for.
+    pub(super) of_this_node: Vec<IpAddr>,
+    /// Number of members none of whose addresses is confirmed.
+    pub(super) unconfirmed: usize,
+}
+
+impl Facts {
+    /// What is believed, for the node with this name.
+    #[must_use]
+    pub fn judge(&self, node: &str) -> Judgement {
+        let ranges = NodeRanges::of(&self.nodes);
+        let is_plausible = |node: &str, address: &IpAddr| self.is_plausible(&ranges, node, *address);
+        // By the addresses that the API server shows, as far as their nodes give them out.
+        let mut shown: HashMap<IpAddr, &Shown> = HashMap::with_capacity(self.pods.len());
+        for pod in self.pods.values() {
+            let own = pod.addresses.iter().flatten().filter(|address| is_plausible(&pod.node, address));
+            shown.extend(own.map(|address| (*address, pod)));
+        }
+        let of_nodes: BTreeSet<IpAddr> = self
+            .nodes
+            .iter()
+            .flat_map(|(name, facts)| {
+                let reported = facts.reported.iter().copied().filter(|address| is_plausible(name, address));
+                // flannel's device has the first of these, bridges of most plugins the second.
+                let first = |range: &IpNet| [Some(range.network()), first_host(*range)];
+                reported.chain(ranges.of_node(name).iter().flat_map(first).flatten())
+            })
+            .filter(|address| !(self.is_of_pods(address) && shown.contains_key(address)))
+            .collect();
+
+        let mirrors: HashMap<PodId, &Shown> =
+            self.pods.values().filter_map(|pod| Some((*pod.mirrors.as_deref()?, pod))).collect();
+        let mut judgement = Judgement::default();
+        let mut claimed: HashSet<IpAddr> = HashSet::new();
+        for (id, member) in &self.members {
+            let pod = self.pods.get(id).or_else(|| mirrors.get(id).copied());
+            let counts = |address: &IpAddr| match pod {
+                Some(pod) if !pod.is_host_network => pod.counts && pod.has(address) && is_plausible(&pod.node, address),
+                // A lighthouse, or a host outside of the cluster: nobody of the cluster has its address.
+                Some(_) => self.is_free(address, &ranges, &shown, &of_nodes),
+                None => member.is_host && self.is_free(address, &ranges, &shown, &of_nodes),
+            };
+            let enrolled: Vec<IpAddr> = member.all().filter(counts).collect();
+            judgement.unconfirmed += usize::from(enrolled.is_empty());
+            judgement.enrolled.extend(enrolled.iter().map(|address| (*address, member.incarnation)));
+            // A pod has its certificate before the API server shows its address. One that is shown with others has no claim.
+            let is_open = pod.is_none_or(|pod| pod.is_host_network || pod.addresses == [None; 2]);
+            claimed.extend(member.all().filter(|address| is_open || pod.is_some_and(|pod| pod.has(address))));
+            if pod.is_some_and(|pod| &*pod.node == node && !pod.is_host_network) {
+                judgement.of_this_node.extend(enrolled);
+            }
+        }
+        let left_out = shown.iter().filter(|(_, pod)| pod.is_left_out).map(|(address, _)| *address);
+        let clear = left_out.chain(of_nodes).filter(|address| !claimed.contains(address));
+        judgement.clear = clear.collect();
+        for (address, _) in &judgement.enrolled {
+            judgement.clear.remove(address);
+        }
+        judgement.enrolled.sort_unstable();
+        judgement.of_this_node.sort_unstable();
+        judgement
+    }
+
+    /// Whether a node may have, or give to its pods, this address. In the ranges of pods only its own part counts.
+    fn is_plausible(&self, ranges: &NodeRanges<'_>, node: &str, address: IpAddr) -> bool {
+        if !self.settings.node_ranges || !self.is_of_pods(&address) {
+            return true;
+        }
+        let mut own =
+            ranges.of_node(node).iter().filter(|range| range.addr().is_ipv4() == address.is_ipv4()).peekable();
+        match own.peek() {
+            Some(_) => own.any(|range| range.contains(&address)),
+            None => self.nodes.contains_key(node) && ranges.owner(address).is_none(),
+        }
+    }
+
+    fn is_of_pods(&self, address: &IpAddr) -> bool {
+        self.settings.pod_ranges.iter().any(|range| range.contains(address))
+    }
+
+    fn is_free(
+        &self,
+        address: &IpAddr,
+        ranges: &NodeRanges<'_>,
+        shown: &HashMap<IpAddr, &Shown>,
+        of_nodes: &BTreeSet<IpAddr>,
+    ) -> bool {
+        let is_given_out = self.settings.node_ranges && ranges.owner(*address).is_some();
+        !is_given_out && !shown.contains_key(address) && !of_nodes.contains(address)
+    }
+}
+
+impl Member {
+    fn all(&self) -> impl Iterator<Item = IpAddr> {
+        self.addresses.iter().flatten().copied()
+    }
+}
+
+/// The ranges from which nodes give addresses to their pods. Of two that overlap, that of the older node counts.
+struct NodeRanges<'a> {
+    /// By first address: the last one, and the node.
+    all: BTreeMap<IpAddr, (IpAddr, &'a str)>,
+    by_node: HashMap<&'a str, Vec<IpNet>>,
+}
+
+impl<'a> NodeRanges<'a> {
+    fn of(nodes: &'a HashMap<Name, NodeFacts>) -> Self {
+        let mut oldest_first: Vec<(&Name, &NodeFacts)> = nodes.iter().collect();
+        oldest_first.sort_unstable_by_key(|(name, facts)| (facts.created, *name));
+        let mut ranges = Self { all: BTreeMap::new(), by_node: HashMap::new() };
+        for (name, facts) in oldest_first {
+            for range in &facts.ranges {
+                let (first, last) = (range.network(), range.broadcast());
+                let before = ranges.all.range(..=last).next_back();
+                if before.is_none_or(|(_, (end, _))| *end < first) {
+                    ranges.all.insert(first, (last, name));
+                    ranges.by_node.entry(name).or_default().push(*range);
+                }
+            }
+        }
+        ranges
+    }
+
+    fn of_node(&self, node: &str) -> &[IpNet] {
+        self.by_node.get(node).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// The node that gives this address to its pods.
+    fn owner(&self, address: IpAddr) -> Option<&'a str> {
+        let (_, (last, node)) = self.all.range(..=address).next_back()?;
+        (last.is_ipv4() == address.is_ipv4() && address <= *last).then_some(*node)
+    }
+}
+
+#[cfg(test)]
+mod tests;
