@@ -6,6 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::thread;
 
+use nebula_cert::{visible, visible_json};
 use nebula_cni_plugin::attachment::record::{self, Found, Record};
 use nebula_cni_plugin::instance_status::{self, Status};
 use serde::Serialize;
@@ -102,7 +103,7 @@ pub fn table(pods: &[Pod], now: i64) -> String {
     let mut text = format!("{:widest$}  {:<11}  {:<11}  {:>7}  OVERLAY\n", "POD", "STATE", "CERTIFICATE", "TUNNELS");
     for pod in pods {
         let Ok(status) = serde_json::from_value::<Status>(pod.status.clone()) else {
-            let problem = pod.problem.as_deref().unwrap_or("what it says is no status");
+            let problem = visible(pod.problem.as_deref().unwrap_or("what it says is no status"));
             let _ = writeln!(text, "{:widest$}  {:<11}  {problem}", pod.pod, "no answer");
             continue;
         };
@@ -111,15 +112,11 @@ pub fn table(pods: &[Pod], now: i64) -> String {
             Some(certificate) => format!("for {}", span(certificate.not_after - now)),
             None => "none".to_owned(),
         };
-        let (state, tunnels, overlay) = (printable(&status.state), status.tunnels.len(), status.overlay.join(" "));
-        let _ = writeln!(
-            text,
-            "{:widest$}  {state:<11}  {certificate:<11}  {tunnels:>7}  {}",
-            pod.pod,
-            printable(&overlay)
-        );
+        let (state, tunnels, overlay) = (visible(&status.state), status.tunnels.len(), status.overlay.join(" "));
+        let _ =
+            writeln!(text, "{:widest$}  {state:<11}  {certificate:<11}  {tunnels:>7}  {}", pod.pod, visible(&overlay));
         for problem in [status.closed, status.last_error].into_iter().flatten() {
-            let _ = writeln!(text, "{:widest$}  -> {}", "", printable(&problem));
+            let _ = writeln!(text, "{:widest$}  -> {}", "", visible(&problem));
         }
     }
     text
@@ -135,7 +132,7 @@ pub fn document(pods: &[Pod], name: &str) -> Result<String, PodStatusError> {
     match &pod.problem {
         Some(problem) => Err(PodStatusError::Silent { name: name.to_owned(), problem: problem.clone() }),
         // A value that was parsed can be printed.
-        None => Ok(format!("{:#}\n", pod.status)),
+        None => Ok(format!("{}\n", visible_json(&format!("{:#}", pod.status)))),
     }
 }
 
@@ -155,11 +152,6 @@ fn span(seconds: i64) -> String {
     const UNITS: [(i64, &str); 3] = [(86_400, "d"), (3600, "h"), (60, "min")];
     let largest = UNITS.iter().find(|(unit, _)| seconds >= 2 * unit);
     largest.map_or_else(|| format!("{seconds} s"), |(unit, name)| format!("{} {name}", seconds / unit))
-}
-
-/// Errors name what others sent: without what moves the cursor or hides text.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 const PARALLEL: usize = 16;
@@ -186,7 +178,7 @@ mod tests {
         assert_eq!(lines[0], "POD         STATE        CERTIFICATE  TUNNELS  OVERLAY");
         assert_eq!(lines[1], "shop/web-0  running      for 2 h            2  10.244.1.7/16");
         assert!(lines[2].starts_with("shop/db     waiting      none "), "{text}");
-        assert_eq!(lines[3].trim(), "-> the CA refused");
+        assert_eq!(lines[3].trim(), "-> the CA\\nrefused");
         assert_eq!(lines[4], "shop/z      no answer    Connection refused");
         assert_eq!(table(&[], 0), "No pod of this node has a tunnel.\n");
     }

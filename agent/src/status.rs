@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
+use nebula_cert::visible;
+
 use crate::readiness::{Standings, verdict};
 
 /// Why there is no status.
@@ -56,9 +58,9 @@ pub fn table(standings: &Standings) -> String {
             (false, true) => "NOT OK",
             (false, false) => "missing",
         };
-        let _ = writeln!(text, "{:<12} {mark:<8} {}", part.name(), standing.reason);
+        let _ = writeln!(text, "{:<12} {mark:<8} {}", part.name(), visible(&standing.reason));
         if !standing.advice.is_empty() {
-            let _ = writeln!(text, "{:<21} -> {}", "", standing.advice);
+            let _ = writeln!(text, "{:<21} -> {}", "", visible(&standing.advice));
         }
     }
     let ready = if verdict(standings).is_ok() { "ready" } else { "not ready" };
@@ -84,6 +86,16 @@ mod tests {
         assert!(text.contains("chain        NOT OK   no primary\n                      -> install one\n"), "{text}");
         assert!(text.contains("kubernetes   missing"), "{text}");
         assert!(text.ends_with("This node is not ready.\n"), "{text}");
+    }
+
+    #[test]
+    fn what_others_said_adds_no_line() {
+        let readiness = Readiness::default();
+        let said = "the CA said: no\nThis node is ready.\u{202e}";
+        readiness.set(Part::Chain, Standing::bad(said).advice(said));
+        let text = table(&readiness.now());
+        assert_eq!(text.matches("\nThis node is ready.").count(), 0, "{text}");
+        assert!(text.chars().all(|c| c == '\n' || nebula_cert::is_visible(c)), "{text}");
     }
 
     #[test]

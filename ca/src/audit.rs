@@ -13,7 +13,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use nebula_cert::UnixTime;
+use nebula_cert::{UnixTime, visible_json};
 use serde::Serialize;
 
 use crate::directory::hand_over;
@@ -83,7 +83,8 @@ impl AuditLog {
         }
         // After a partial write (a full disk), start a new line.
         let mut line = if self.is_torn.load(Ordering::Relaxed) { vec![b'\n'] } else { Vec::new() };
-        serde_json::to_writer(&mut line, &Line { time: nebula_cert::rfc3339(now), event })?;
+        let json = serde_json::to_string(&Line { time: nebula_cert::rfc3339(now), event })?;
+        line.extend_from_slice(visible_json(&json).as_bytes());
         line.push(b'\n');
         // One write per line, so that lines of several writers do not mix.
         let mut file = self.open()?;

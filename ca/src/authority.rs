@@ -1,7 +1,7 @@
 //! The signing CA: its certificate, its key, and the bundle of CAs to trust.
 
 use ipnet::IpNet;
-use nebula_cert::{CaPool, Certificate, Signer, SigningKey, Template, UnixTime, Version};
+use nebula_cert::{CaPool, Certificate, Curve, Signer, SigningKey, Template, UnixTime, Version, is_visible};
 
 use crate::{
     directory::{CA_CERTIFICATE, CA_KEY, Directory, FileError},
@@ -141,13 +141,22 @@ pub(crate) fn read_bundle(directory: &Directory) -> Result<(String, Vec<Certific
     Ok((bundle.to_string(), certificates))
 }
 
+/// The curve that the CA signs for.
+///
+/// # Errors
+/// Returns an error if its certificate cannot be read.
+pub fn ca_curve(directory: &Directory) -> Result<Curve, AuthorityError> {
+    // They are of one kind: a rollover makes the next CA like the present one.
+    Ok(read_bundle(directory)?.1.first().map_or(Curve::Curve25519, Certificate::curve))
+}
+
 /// Returns what about a grant none of the CAs could ever sign, so that no token is created for it.
 pub(crate) fn check_grant(grant: &Grant, authorities: &[Certificate]) -> Result<(), String> {
     if grant.name.is_empty() || grant.name.len() > crate::policy::MAX_NAME_BYTES {
         return Err("the name must have 1 to 253 characters".to_owned());
     }
-    if grant.name.chars().chain(grant.groups.iter().flat_map(|group| group.chars())).any(char::is_control) {
-        return Err("name and groups must not contain control characters".to_owned());
+    if !grant.name.chars().chain(grant.groups.iter().flat_map(|group| group.chars())).all(is_visible) {
+        return Err("name and groups must not contain control characters, or others that are not seen".to_owned());
     }
     if grant.networks.is_empty() {
         return Err("at least one network is needed, for example 10.42.0.1/16".to_owned());

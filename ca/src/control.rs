@@ -1,7 +1,7 @@
 //! Operator commands, carried out on the ledger: create tokens, list, revoke.
 
 use ipnet::IpNet;
-use nebula_cert::{Certificate, Fingerprint, UnixTime, rfc3339};
+use nebula_cert::{Certificate, Fingerprint, HostKey, HostKeyError, UnixTime, rfc3339};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -71,6 +71,9 @@ pub struct NewToken {
     pub ttl: i64,
     /// Seconds for which the certificate is valid.
     pub life: i64,
+    /// The only key that the token is good for; `None`: the first one it is used with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
 }
 
 /// The result of a [`Command`].
@@ -215,6 +218,7 @@ impl Operator<'_> {
             return Ok(CommandOutcome::TokenCreated(ListedToken { id: hash.id(), token: made }));
         }
         check_grant(&grant, self.authorities)?;
+        let key = token.key.as_deref().map(|key| self.bound_key(key)).transpose()?;
         self.check_addresses(&grant, now)?;
         self.check_open_tokens(token, now)?;
         if token.life > self.policy.hosts.longest_life {
@@ -237,6 +241,7 @@ impl Operator<'_> {
             life: token.life,
             created: now,
             expires,
+            key,
             used: None,
         };
         self.store.add_token(&hash, &record).map_err(text)?;
@@ -253,6 +258,19 @@ impl Operator<'_> {
             now,
         );
         Ok(CommandOutcome::TokenCreated(ListedToken { id: hash.id(), token: record }))
+    }
+
+    /// SHA-256 of a host's public key, if the CA can sign for it.
+    fn bound_key(&self, key: &str) -> Result<String, String> {
+        let key: HostKey = key.parse().map_err(|error: HostKeyError| error.to_string())?;
+        if !self.authorities.iter().any(|ca| ca.curve() == key.curve()) {
+            let curve = self.authorities.first().map_or_else(|| key.curve(), Certificate::curve);
+            return Err(format!(
+                "the key is of another curve than the CA's: run `nebula up -prepare -curve {}` in an empty folder",
+                curve.flag()
+            ));
+        }
+        Ok(nebula_cert::hex::encode(&key.sha256()))
     }
 
     /// Reports an address conflict now rather than when the host enrols. Checked again when the certificate is issued.

@@ -324,6 +324,9 @@ impl Issuer {
         let token = self.store.token(hash).map_err(|error| self.failed(&error))?.ok_or(Refusal::UnknownToken)?;
         let public_key = rules.read_public_key(public_key)?;
         let key = hex::encode(&Sha256::digest(&public_key));
+        if !token.is_for(&key) {
+            return Err(Refusal::TokenForOtherKey);
+        }
         if token.used.as_ref().is_some_and(|used| used.key != key) {
             return Err(Refusal::TokenUsed);
         }

@@ -56,7 +56,7 @@ mod trust;
 mod trust_config_map;
 
 pub use address::{AddressMode, Subject};
-pub use authority::{AuthorityError, PASSPHRASE};
+pub use authority::{AuthorityError, PASSPHRASE, ca_curve};
 pub use control::{Command, CommandOutcome, ListedAddress, ListedCertificate, ListedPod, ListedToken, NewToken};
 pub use control_socket::{ControlError, call};
 pub use directory::{Directory, FileError};

@@ -32,6 +32,10 @@ pub enum Refusal {
     TokenExpired(String),
     #[error("the enrolment token was already used with another key; make a new one, and find out who used it")]
     TokenUsed,
+    #[error(
+        "the enrolment token is bound to the key of another host; make one for this host's key, and find out who has it"
+    )]
+    TokenForOtherKey,
     #[error("the certificate this token was used for has been revoked; make a new token if the host may come back")]
     CertificateRevoked,
 
@@ -199,6 +203,7 @@ impl Refusal {
             Self::UnknownToken => ("unknown_token", 401),
             Self::TokenExpired(_) => ("token_expired", 401),
             Self::TokenUsed => ("token_used", 409),
+            Self::TokenForOtherKey => ("token_for_other_key", 403),
             Self::CertificateRevoked => ("certificate_revoked", 403),
             Self::NoNodeToken => ("no_node_token", 401),
             Self::TooManyAnswers(_) => ("too_many_answers", 429),

@@ -183,7 +183,7 @@ impl Init<'_> {
     }
 
     fn note(&mut self, reason: &str) {
-        let line: String = reason.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        let line = nebula_cert::visible(reason).into_owned();
         if self.reason.as_ref() != Some(&line) {
             eprintln!("nebula-cni-init: no certificate yet: {line}");
             self.reason = Some(line);

@@ -75,6 +75,15 @@ impl Curve {
         }
     }
 
+    /// `25519` or `P256`, as options of commands have it.
+    #[must_use]
+    pub fn flag(self) -> &'static str {
+        match self {
+            Self::Curve25519 => "25519",
+            Self::P256 => "P256",
+        }
+    }
+
     /// Length of a public key in bytes.
     pub(crate) fn public_key_length(self) -> usize {
         match self {

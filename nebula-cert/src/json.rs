@@ -5,7 +5,7 @@ use serde_json::ser::{PrettyFormatter, Serializer};
 use serde_json::{Map, Value, json};
 
 use crate::timestamp::rfc3339;
-use crate::{Certificate, Fingerprint, Version, hex};
+use crate::{Certificate, Fingerprint, Version, hex, visible_json};
 
 impl Certificate {
     /// One object of the array that `nebula-cert print -json` prints; keys in alphabetical order, times in UTC.
@@ -68,8 +68,8 @@ pub fn go_json(document: &Value, indent: Option<&str>) -> String {
             String::from_utf8_lossy(&out).into_owned()
         }
     };
-    // Go escapes these characters, which can only occur inside strings.
-    let escapes =
-        [('<', "\\u003c"), ('>', "\\u003e"), ('&', "\\u0026"), ('\u{2028}', "\\u2028"), ('\u{2029}', "\\u2029")];
-    escapes.iter().fold(plain, |text, (character, escape)| text.replace(*character, escape))
+    // Go escapes these characters, which can only occur inside strings, and U+2028 and U+2029 as we do.
+    let escapes = [('<', "\\u003c"), ('>', "\\u003e"), ('&', "\\u0026")];
+    let escaped = escapes.iter().fold(plain, |text, (character, escape)| text.replace(*character, escape));
+    visible_json(&escaped).into_owned()
 }

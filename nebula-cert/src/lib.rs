@@ -23,6 +23,7 @@
 //! | `-pkcs11` that matches several tokens, or none | an error that names them | the first slot |
 //! | `sign -pkcs11` with a certificate that does not match the key | refused | signs what nobody can verify |
 //! | `-pkcs11` with an Ed25519 key | a CA like any other | only P-256 |
+//! | JSON of names with control, invisible or bidirectional characters | `\uXXXX` for each | only some of them |
 //! | messages | begin as in Go and add details; an unknown flag is named once | |
 //!
 //! ```
@@ -88,6 +89,7 @@ mod signing_key;
 mod timestamp;
 mod v1;
 mod v2;
+mod visible;
 
 pub use ca_pool::{CaPool, VerifiedCertificate};
 pub use causes::with_causes;
@@ -96,7 +98,7 @@ pub use encrypted_key::PassphraseCost;
 pub use error::Error;
 pub use go_duration::GoDuration;
 pub use identity::Identity;
-pub use join::{JoinToken, JoinTokenError};
+pub use join::{HostKey, HostKeyError, JoinToken, JoinTokenError};
 pub use json::go_json;
 pub use key::{PrivateKey, public_key_from_pem, public_key_to_pem};
 pub use possession::TAG_LENGTH;
@@ -104,3 +106,4 @@ pub use sign::Template;
 pub use signer::Signer;
 pub use signing_key::SigningKey;
 pub use timestamp::{civil_date, rfc3339};
+pub use visible::{VisibleLines, is_visible, visible, visible_json};

@@ -24,6 +24,7 @@ use nebula_agent::runtime::Client;
 use nebula_agent::runtime::loaded::Directories;
 use nebula_agent::uninstall::{self, Attached, Left};
 use nebula_agent::{on_host, pod_status, process, status};
+use nebula_cert::{VisibleLines, visible, visible_json};
 use nebula_cni_plugin::clock::{Clock, SystemClock};
 use nix::sys::signal::{SigSet, Signal};
 
@@ -127,7 +128,7 @@ fn main() -> ExitCode {
         Verb::InRoot { root, program } => in_root(&root, &program),
     };
     done.unwrap_or_else(|error| {
-        eprintln!("nebula-cni-agent: {error}");
+        eprintln!("nebula-cni-agent: {}", visible(&error.to_string()));
         ExitCode::FAILURE
     })
 }
@@ -159,7 +160,11 @@ fn keep(options: Keep) -> Result<ExitCode, Box<dyn Error>> {
 /// Logging, and the TLS library for its several users in this process.
 fn prepare() {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(false).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(|| VisibleLines(io::stderr()))
+        .with_ansi(false)
+        .init();
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
 }
 
@@ -167,7 +172,7 @@ fn status(options: &Status) -> Result<ExitCode, Box<dyn Error>> {
     let config = Config::read(&options.config.path)?;
     let standings = status::ask(config.listen)?;
     let text = match options.json {
-        true => serde_json::to_string_pretty(&standings)? + "\n",
+        true => visible_json(&serde_json::to_string_pretty(&standings)?).into_owned() + "\n",
         false => status::table(&standings),
     };
     io::stdout().write_all(text.as_bytes())?;
@@ -179,7 +184,7 @@ fn pods(options: &Pods) -> Result<ExitCode, Box<dyn Error>> {
     let pods = pod_status::of_node(&config.host_root, Path::new(STATE_DIR))?;
     let text = match (&options.pod, options.json) {
         (Some(name), _) => pod_status::document(&pods, name)?,
-        (None, true) => serde_json::to_string_pretty(&pods)? + "\n",
+        (None, true) => visible_json(&serde_json::to_string_pretty(&pods)?).into_owned() + "\n",
         (None, false) => pod_status::table(&pods, SystemClock.unix_seconds()),
     };
     io::stdout().write_all(text.as_bytes())?;

@@ -94,7 +94,7 @@ impl Worker {
             return;
         }
         tracing::info!(reason = notice.reason, pod = %object(notice.pod.as_ref()), note = %notice.note, "event");
-        let mut note = notice.note.clone();
+        let mut note = nebula_cert::visible(&notice.note).into_owned();
         // The API server refuses longer ones.
         while note.len() > MAX_NOTE {
             note.pop();

@@ -2,7 +2,7 @@
 
 use std::{
     io::{self, Write},
-    net::{Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv6Addr, SocketAddr},
     path::PathBuf,
     process::ExitCode,
     time::Duration,
@@ -13,10 +13,10 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use nebula_ca::{
     Command, CommandOutcome, Directory, ENROLMENT_PREFIX, ListedAddress, ListedCertificate, ListedPod, ListedToken,
-    NewCa, NewToken, PASSPHRASE, Rollover, Server, ServerSettings, TlsIdentity, TokenHash, call, default_tls_names,
-    generate, now, parse_duration, time_left,
+    NewCa, NewToken, PASSPHRASE, Rollover, Server, ServerSettings, TlsIdentity, TokenHash, ca_curve, call,
+    default_tls_names, generate, now, parse_duration, time_left,
 };
-use nebula_cert::{Curve, JoinToken, Version};
+use nebula_cert::{Curve, HostKey, JoinToken, Version, VisibleLines, visible, visible_json};
 use tracing_subscriber::EnvFilter;
 use zeroize::Zeroizing;
 
@@ -236,7 +236,7 @@ struct RevokeToken {
 /// Make a one-time token and print it; it cannot be shown again
 ///
 /// Works while the service runs and while it does not. The first key the token is used with is the only one it is ever
-/// good for.
+/// good for; with --key it is good for that one only, so that whoever else reads it gets nothing.
 #[derive(Args)]
 struct CreateToken {
     #[command(flatten)]
@@ -260,9 +260,14 @@ struct CreateToken {
     /// Life of the certificate
     #[arg(long, default_value = "24h", value_parser = duration)]
     life: i64,
-    /// Print the string for `nebula up` instead: address of this service, fingerprint of its TLS key, and the token
+    /// Print the string for `nebula up` instead: address of this service, fingerprint of its TLS key, the overlay
+    /// network of the host, and the token
     #[arg(long)]
     join: bool,
+    /// Bind the token to the key that `nebula up -prepare` printed on the host: it is worth nothing with another one.
+    /// Without this it is good for whoever uses it first
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
     /// Address of this service in that string, as hosts reach it [default: the first full host name in its TLS
     /// certificate, else the first address, port 8443]
     #[arg(long, requires = "join", value_name = "https://HOST:PORT")]
@@ -336,7 +341,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // One line with every cause; a broken stderr leaves nobody to tell.
-            let _ = writeln!(io::stderr(), "nebula-ca: {error:#}");
+            let _ = writeln!(io::stderr(), "nebula-ca: {}", visible(&format!("{error:#}")));
             ExitCode::FAILURE
         }
     }
@@ -405,7 +410,11 @@ impl Init {
 impl Serve {
     fn run(self) -> anyhow::Result<()> {
         let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(false).init();
+        tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(|| VisibleLines(io::stderr()))
+            .with_ansi(false)
+            .init();
         if rustls::crypto::aws_lc_rs::default_provider().install_default().is_err() {
             bail!("another TLS provider is installed already");
         }
@@ -462,7 +471,8 @@ impl CreateToken {
             Err(error) => bail!("the system has no randomness: {error}"),
         };
         // Before there is a token that nobody could use.
-        let join = self.join.then(|| join_token(&self.dir, self.url.as_deref(), &secret)).transpose()?;
+        let door = self.join.then(|| Door::read(&self.dir.open(), self.url.as_deref())).transpose()?;
+        let key: Option<HostKey> = self.key.as_deref().map(str::parse).transpose()?;
         let command = Command::CreateToken(NewToken {
             hash: TokenHash::of(&secret).to_hex(),
             name: self.name,
@@ -471,43 +481,65 @@ impl CreateToken {
             groups: self.groups.into_iter().filter(|group| !group.is_empty()).collect(),
             ttl: self.ttl,
             life: self.life,
+            key: key.as_ref().map(ToString::to_string),
         });
         let CommandOutcome::TokenCreated(created) = ask(&self.dir, &command)? else { bail!(UNEXPECTED) };
+        let join = door.map(|door| door.join_token(&secret, &created.token.networks, key.as_ref())).transpose()?;
         if self.json {
             let mut shown = serde_json::to_value(&created)?;
             shown["token"] = secret.as_str().into();
             if let Some(join) = join {
                 shown["join"] = join.as_str().into();
             }
-            print(&format!("{shown:#}\n"))
+            print_json(&shown)
         } else {
             print(&format!("{}\n", *join.unwrap_or(secret)))
         }
     }
 }
 
-/// What a host needs to enrol here with `secret`.
-fn join_token(dir: &Dir, url: Option<&str>, secret: &str) -> anyhow::Result<Zeroizing<String>> {
-    let identity = TlsIdentity::read(&dir.open())?;
-    let url = match (url, identity.best_name()) {
-        (Some(url), _) => url.to_owned(),
-        (None, Some(name)) if name.parse::<Ipv6Addr>().is_ok() => format!("https://[{name}]:8443"),
-        (None, Some(name)) => format!("https://{name}:8443"),
-        (None, None) => {
-            bail!("tls.crt has no name by which another machine reaches this service: nebula-ca tls add-name")
+/// Where hosts reach this service, and by what they recognise it.
+struct Door {
+    url: String,
+    fingerprint: [u8; 32],
+    curve: Curve,
+}
+
+impl Door {
+    fn read(directory: &Directory, url: Option<&str>) -> anyhow::Result<Self> {
+        let identity = TlsIdentity::read(directory)?;
+        let url = match (url, identity.best_name()) {
+            (Some(url), _) => url.to_owned(),
+            (None, Some(name)) if name.parse::<Ipv6Addr>().is_ok() => format!("https://[{name}]:8443"),
+            (None, Some(name)) => format!("https://{name}:8443"),
+            (None, None) => {
+                bail!("tls.crt has no name by which another machine reaches this service: nebula-ca tls add-name")
+            }
+        };
+        let url = url.trim_end_matches('/').to_owned();
+        let door = Self { url, fingerprint: identity.fingerprint, curve: ca_curve(directory)? };
+        // Whether a join token can have that address.
+        door.join_token("-", &[IpNet::from(IpAddr::from([0; 4]))], None)?;
+        let authority = door.url.trim_start_matches("https://");
+        let host = match authority.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+            Some((host, _)) => host,
+            None => authority.split(':').next().unwrap_or_default(),
+        };
+        if !identity.has(host) {
+            bail!("tls.crt is not for {host}, so hosts would refuse this service: nebula-ca tls add-name {host}");
         }
-    };
-    let url = url.trim_end_matches('/');
-    let join = JoinToken::new(url, identity.fingerprint, secret)?;
-    let authority = url.trim_start_matches("https://");
-    let host = match authority.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        Some((host, _)) => host,
-        None => authority.split(':').next().unwrap_or_default(),
-    };
-    if !identity.has(host) {
-        bail!("tls.crt is not for {host}, so hosts would refuse this service: nebula-ca tls add-name {host}");
+        Ok(door)
     }
-    Ok(join.to_text())
+
+    /// What a host needs to enrol here with `secret`, which gives it addresses of `networks`.
+    fn join_token(&self, secret: &str, networks: &[IpNet], key: Option<&HostKey>) -> anyhow::Result<Zeroizing<String>> {
+        let join = JoinToken::new(&self.url, self.fingerprint, secret, networks)?.with_curve(self.curve);
+        let join = match key {
+            Some(key) => join.bound_to(key),
+            None => join,
+        };
+        Ok(join.to_text())
+    }
 }
 
 impl Revoke {
@@ -519,11 +551,11 @@ impl Revoke {
         if self.json {
             let shown =
                 serde_json::json!({"fingerprints": fingerprints, "is_foreign": is_foreign, "kept_out": kept_out});
-            return print(&format!("{shown:#}\n"));
+            return print_json(&shown);
         }
-        kept_out.iter().try_for_each(|pod| print(&format!("keeps out {}\n", shown(pod))))?;
+        kept_out.iter().try_for_each(|pod| say(&format!("keeps out {}", shown(pod))))?;
         let note = if is_foreign { " (not issued here; blocked for good)" } else { "" };
-        fingerprints.iter().try_for_each(|fingerprint| print(&format!("revoked {fingerprint}{note}\n")))
+        fingerprints.iter().try_for_each(|fingerprint| say(&format!("revoked {fingerprint}{note}")))
     }
 }
 
@@ -533,9 +565,9 @@ impl Readmit {
             bail!(UNEXPECTED)
         };
         if self.json {
-            return print(&format!("{:#}\n", serde_json::json!({"pods": pods})));
+            return print_json(&serde_json::json!({"pods": pods}));
         }
-        pods.iter().try_for_each(|pod| print(&format!("readmitted {}\n", shown(pod))))
+        pods.iter().try_for_each(|pod| say(&format!("readmitted {}", shown(pod))))
     }
 }
 
@@ -548,10 +580,10 @@ impl ReleaseAddress {
         let command = Command::ReleaseAddress { name: self.name };
         let CommandOutcome::AddressReleased(released) = ask(&self.listing.dir, &command)? else { bail!(UNEXPECTED) };
         if self.listing.json {
-            return print(&format!("{}\n", serde_json::to_string_pretty(&released)?));
+            return print_json(&serde_json::to_value(&released)?);
         }
         let note = if released.in_use { " once the pod that has it is gone" } else { "" };
-        print(&format!("{} of {} is free{note}\n", join(&released.kept.networks), released.name))
+        say(&format!("{} of {} is free{note}", join(&released.kept.networks), released.name))
     }
 }
 
@@ -561,9 +593,9 @@ impl RevokeToken {
             bail!(UNEXPECTED)
         };
         if self.listing.json {
-            return print(&format!("{}\n", serde_json::to_string_pretty(&token)?));
+            return print_json(&serde_json::to_value(&token)?);
         }
-        print(&format!("revoked token {} for {}\n", token.id, token.token.name))
+        say(&format!("revoked token {} for {}", token.id, token.token.name))
     }
 }
 
@@ -580,7 +612,7 @@ impl Show {
             bail!("no certificate has the name or fingerprint {:?}; see `nebula-ca certificate list`", self.which);
         };
         if self.listing.json {
-            return print(&format!("{}\n", serde_json::to_string_pretty(listed)?));
+            return print_json(&serde_json::to_value(listed)?);
         }
         let (issued, at) = (&listed.issued, now());
         let state = match issued.revoked {
@@ -634,7 +666,7 @@ impl RolloverVerb {
         if listing.json {
             let json = |[role, name, until, fingerprint]: [String; 4]| serde_json::json!({"role": role, "name": name, "not_after": until, "fingerprint": fingerprint});
             let shown: Vec<_> = rows.into_iter().map(json).collect();
-            return print(&format!("{}\n", serde_json::to_string_pretty(&shown)?));
+            return print_json(&serde_json::to_value(&shown)?);
         }
         print(&table(["ROLE", "NAME", "VALID UNTIL", "FINGERPRINT"], rows.into_iter()))
     }
@@ -658,9 +690,10 @@ impl TlsVerb {
         let fingerprint = nebula_cert::hex::encode(&identity.fingerprint);
         if listing.json {
             let shown = serde_json::json!({"names": identity.names, "fingerprint": fingerprint});
-            return print(&format!("{shown:#}\n"));
+            return print_json(&shown);
         }
-        print(&format!("names        {}\nfingerprint  {fingerprint}\n", identity.names.join(", ")))
+        say(&format!("names        {}", identity.names.join(", ")))?;
+        say(&format!("fingerprint  {fingerprint}"))
     }
 }
 
@@ -674,7 +707,7 @@ impl Reload {
 fn list_tokens(listing: &Listing) -> anyhow::Result<()> {
     let CommandOutcome::Tokens { tokens } = ask(&listing.dir, &Command::ListTokens)? else { bail!(UNEXPECTED) };
     if listing.json {
-        return print(&format!("{}\n", serde_json::to_string_pretty(&tokens)?));
+        return print_json(&serde_json::to_value(&tokens)?);
     }
     let at = now();
     let row = |listed: &ListedToken| {
@@ -682,7 +715,10 @@ fn list_tokens(listing: &Listing) -> anyhow::Result<()> {
         let state = match (&token.used, token.expires < at) {
             (Some(_), _) => "used".to_owned(),
             (None, true) => "expired".to_owned(),
-            (None, false) => format!("open for {}", time_left(token.expires + 1 - at)),
+            (None, false) => {
+                let bound = if token.key.is_some() { ", to one key" } else { "" };
+                format!("open for {}{bound}", time_left(token.expires + 1 - at))
+            }
         };
         [listed.id.clone(), token.name.clone(), join(&token.networks), join(&token.groups), state]
     };
@@ -692,7 +728,7 @@ fn list_tokens(listing: &Listing) -> anyhow::Result<()> {
 fn list_issued(listing: &Listing) -> anyhow::Result<()> {
     let CommandOutcome::Issued { certificates } = ask(&listing.dir, &Command::ListIssued)? else { bail!(UNEXPECTED) };
     if listing.json {
-        return print(&format!("{}\n", serde_json::to_string_pretty(&certificates)?));
+        return print_json(&serde_json::to_value(&certificates)?);
     }
     let at = now();
     let row = |listed: &ListedCertificate| {
@@ -711,7 +747,7 @@ fn list_addresses(listing: &Listing) -> anyhow::Result<()> {
         bail!(UNEXPECTED)
     };
     if listing.json {
-        return print(&format!("{}\n", serde_json::to_string_pretty(&addresses)?));
+        return print_json(&serde_json::to_value(&addresses)?);
     }
     let at = now();
     let row = |listed: &ListedAddress| {
@@ -746,6 +782,7 @@ fn join<T: ToString>(items: &[T]) -> String {
 
 /// Columns as wide as their widest cell, the last one ragged.
 fn table<const N: usize>(head: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
+    let rows = rows.map(|row| row.map(|cell| visible(&cell).into_owned()));
     let rows: Vec<[String; N]> = std::iter::once(head.map(str::to_owned)).chain(rows).collect();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..N).map(width).collect();
@@ -756,6 +793,15 @@ fn table<const N: usize>(head: [&str; N], rows: impl Iterator<Item = [String; N]
         text.push('\n');
     }
     text
+}
+
+/// Prints one line, whatever the names in it are.
+fn say(line: &str) -> anyhow::Result<()> {
+    print(&format!("{}\n", visible(line)))
+}
+
+fn print_json(document: &serde_json::Value) -> anyhow::Result<()> {
+    print(&format!("{}\n", visible_json(&format!("{document:#}"))))
 }
 
 /// Writes to standard output; a closed pipe is an error like any other.

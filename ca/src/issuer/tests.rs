@@ -150,6 +150,7 @@ fn new_token(secret: &str, name: &str, network: &str) -> NewToken {
         groups: vec!["web".into()],
         ttl: 3_600,
         life: 7_200,
+        key: None,
     }
 }
 

@@ -292,6 +292,7 @@ mod tests {
             life: 60,
             created: NOW - 5,
             expires,
+            key: None,
             used: None,
         };
         (TokenHash::of(name), record)

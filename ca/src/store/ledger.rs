@@ -184,7 +184,7 @@ impl<D: Database> Store for Ledger<D> {
             if let Some((hash, key)) = issue.token {
                 let token = get_in::<TokenRecord>(rows, TOKENS, hash.as_bytes())?;
                 let mut token = token.ok_or(RecordError::TokenGone)?;
-                if token.used.as_ref().is_some_and(|used| used.key != key) {
+                if token.used.as_ref().is_some_and(|used| used.key != key) || !token.is_for(key) {
                     return Err(RecordError::TokenUsed);
                 }
                 token.used = Some(TokenUse { at: now, key: key.to_owned(), certificate: fingerprint.to_string() });

@@ -142,8 +142,18 @@ pub struct TokenRecord {
     pub created: UnixTime,
     /// Last second at which it is accepted.
     pub expires: UnixTime,
+    /// SHA-256 of the only public key it is good for, lower-case hex; `None`: the first one it is used with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
     /// How it was used, if it was: a token is good for one key only.
     pub used: Option<TokenUse>,
+}
+
+impl TokenRecord {
+    /// Whether it may be used with the key of this SHA-256 (lower-case hex), as far as it is bound to one.
+    pub(crate) fn is_for(&self, key: &str) -> bool {
+        self.key.as_ref().is_none_or(|bound| bound == key)
+    }
 }
 
 /// The only key that a token vouched for.

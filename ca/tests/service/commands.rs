@@ -206,3 +206,29 @@ fn serving_at_an_address_that_is_in_no_name_is_warned_about() {
     assert!(warned.contains("nebula-ca tls add-name 127.0.0.1") && warned.contains("ca.example only"), "{warned}");
     assert_eq!(quiet, "");
 }
+
+#[test]
+fn no_name_adds_a_line_to_a_list_or_the_log() {
+    const NAME: &str = "ca\nretired  x\u{202e}\u{200b}\u{1b}[2J";
+    let is_visible = |text: &str| text.chars().all(|c| c == '\n' || nebula_cert::is_visible(c));
+    let ca = Ca::init_with(&["--name", NAME]);
+    let shown = ca.output("rollover status", &[]);
+    assert!(shown.lines().count() == 2 && is_visible(&shown), "{shown:?}");
+    assert!(is_visible(&ca.output("rollover status", &["--json"])));
+    assert_eq!(ca.json("rollover status", &[])[0]["name"], NAME, "for programs it is the same name");
+    for (name, group) in [(NAME, "web"), ("web", NAME)] {
+        let options = ["--name", name, "--network", "10.42.0.9/16", "--groups", group];
+        assert!(ca.failure("token create", &options).contains("not seen"));
+    }
+    assert!(is_visible(&ca.failure("certificate revoke", &[NAME])));
+
+    let service = ca.serve();
+    let body = serde_json::json!({"public_key": "x", NAME: 1, "proof": {"type": NAME}});
+    let (status, _) =
+        service.caller.post(nebula_cert::issuance::CERTIFICATE_PATH, body.to_string().as_bytes()).unwrap();
+    assert_eq!(status, 400);
+    assert!(is_visible(&service.stop()));
+    let audit = ca.text("audit.log");
+    assert!(!audit.is_empty() && is_visible(&audit), "{audit}");
+    assert!(audit.lines().all(|line| line.starts_with("{\"time\":")), "{audit}");
+}

@@ -2,7 +2,7 @@
 
 use std::{thread, time::Duration};
 
-use nebula_cert::{Curve, JoinToken, PrivateKey, Version};
+use nebula_cert::{Curve, HostKey, JoinToken, PrivateKey, Version};
 
 use crate::running::{Ca, key, refused, verified};
 
@@ -83,6 +83,33 @@ fn of_many_keys_that_race_for_one_token_exactly_one_wins() {
 }
 
 #[test]
+fn a_token_that_is_bound_to_a_key_is_worth_nothing_with_another_one() {
+    let ca = Ca::init_with(&["--tls-name", "ca.example", "--tls-name", "127.0.0.1"]);
+    let service = ca.serve();
+    let (own, thief) = (key(), key());
+    let bound = HostKey::of(&own).to_string();
+    let join: JoinToken = ca.token("edge", "10.42.0.9/16", &["--key", &bound, "--join"]).parse().unwrap();
+    assert_eq!(join.key(), Some(&HostKey::of(&own).sha256()), "the host sees for which key it is");
+    assert!(ca.output("token list", &[]).contains(", to one key"));
+    for _ in 0..3 {
+        let stolen = service.caller.enrol(join.secret(), &thief).map(|reply| reply.certificate);
+        assert_eq!(stolen, refused(403, "token_for_other_key"));
+    }
+    let reply = service.caller.enrol(join.secret(), &own).unwrap();
+    assert_eq!(verified(&reply).public_key(), own.public_key());
+    assert_eq!(service.caller.enrol(join.secret(), &own).unwrap().certificate, reply.certificate, "once more");
+    let stolen = service.caller.enrol(join.secret(), &thief).map(|reply| reply.certificate);
+    assert_eq!(stolen, refused(403, "token_for_other_key"), "also once it was used");
+
+    let create = |key: &str| ca.failure("token create", &["--name", "b", "--network", "10.42.0.8/16", "--key", key]);
+    assert!(create(&bound[..bound.len() - 1]).contains("copy all of it"), "{}", create(&bound[..bound.len() - 1]));
+    assert!(create("AAAA").contains("nebula up -prepare"), "{}", create("AAAA"));
+    let other_curve = HostKey::of(&PrivateKey::generate(Curve::P256).unwrap()).to_string();
+    assert!(create(&other_curve).contains("-prepare -curve 25519"), "{}", create(&other_curve));
+    assert_eq!(ca.json("token list", &[]).as_array().unwrap().len(), 1, "what is refused leaves no token behind");
+}
+
+#[test]
 fn a_version_1_and_a_p256_ca_sign_their_own_kind() {
     let v1 = Ca::init_with(&["--version", "1"]);
     let token = v1.token("edge", "10.42.0.9/16", &[]);
@@ -155,6 +182,7 @@ fn a_join_token_has_the_address_the_key_and_the_secret_and_is_for_a_name_that_th
     };
     let join: JoinToken = text(create("a", &[])).parse().unwrap();
     assert_eq!(join.url(), "https://ca.example:8443");
+    assert_eq!((join.networks(), join.key()), (&["10.42.0.0/16".parse().unwrap()][..], None));
     let fingerprint = nebula_cert::hex::encode(join.fingerprint());
     assert_eq!(ca.json("tls show", &[])["fingerprint"], fingerprint.as_str());
     assert!(ca.serve().caller.enrol(join.secret(), &key()).is_ok());

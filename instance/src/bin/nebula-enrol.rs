@@ -6,21 +6,26 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use nebula_cert::{Curve, UnixTime};
+use ipnet::IpNet;
+use nebula_cert::{Curve, UnixTime, visible};
 use nebula_cni_plugin::launch::CaAccess;
+use nebula_instance::enrol::limits::Limits;
 use nebula_instance::enrol::{self, Files, follow, up};
-use nebula_instance::go::flags::{self, Flag};
+use nebula_instance::go::flags::{self, Flag, Parsed};
+use nebula_instance::linux::used_networks::used_networks;
 use nebula_instance::linux::{clock, memory, signals};
 
 fn main() -> ExitCode {
+    // Before anything else: a join token among the words can be read by others until it is taken off.
+    let up = up::words::take();
     memory::share_one_heap();
     // It may wait for minutes in an init container, whose pod somebody deletes meanwhile.
     if let Err(error) = signals::end_even_first_process() {
         eprintln!("nebula-enrol: cannot handle signals: {error}");
         return ExitCode::FAILURE;
     }
-    if std::env::args_os().nth(1).is_some_and(|word| word == "up") {
-        return up::main(std::env::args_os().skip(2).map(|word| word.to_string_lossy().into_owned()).collect());
+    if let Some(words) = up {
+        return up::main(words);
     }
     let flags = match flags::parse(std::env::args().skip(1), FLAGS) {
         Ok(flags) => flags,
@@ -86,10 +91,17 @@ fn main() -> ExitCode {
     };
     let done = match access {
         Some(access) if flags.is_set("kubernetes") && !renew => {
-            let on_retry = |error: &enrol::Error| eprintln!("nebula-enrol: {error}; trying again");
+            let on_retry =
+                |error: &enrol::Error| eprintln!("nebula-enrol: {}; trying again", visible(&error.to_string()));
             enrol::kubernetes::enrol(&access, &files, port, KUBERNETES_WITHIN, on_retry).map(Some)
         }
-        Some(access) if !renew => enrol::enrol(&access, &files, curve, now).map(Some),
+        Some(access) if !renew => match limits(&flags) {
+            Ok(limits) => enrol::enrol(&access, &files, curve, &limits, now).map(Some),
+            Err((code, message)) => {
+                eprintln!("nebula-enrol: {message}");
+                return ExitCode::from(code);
+            }
+        },
         access => enrol::renew(access, &files, flags.is_set("renew-now"), now),
     };
     match done {
@@ -98,20 +110,24 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Ok(Some(done)) => {
-            print(&format!(
-                "enrolled {} as {} (groups: {})\nwrote host.key, host.crt and ca.crt to {}\n",
-                done.name,
-                done.networks.join(", "),
-                if done.groups.is_empty() { "none".to_owned() } else { done.groups.join(", ") },
-                done.folder.display(),
-            ));
+            print(&format!("{done}\nwrote host.key, host.crt and ca.crt to {}\n", done.folder.display()));
             ExitCode::SUCCESS
         }
         Err(error) => {
-            eprintln!("nebula-enrol: {error}");
+            eprintln!("nebula-enrol: {}", visible(&error.to_string()));
             ExitCode::FAILURE
         }
     }
+}
+
+/// What the certificate may have; otherwise exit code and message.
+fn limits(flags: &Parsed) -> Result<Limits, (u8, String)> {
+    let networks = flags.values("accept-networks").flat_map(|value| value.split(','));
+    let parsed = |network: &str| network.trim().parse().map_err(|_| (2, format!("{network:?} is no network")));
+    let accepted = networks.map(parsed).collect::<Result<Vec<IpNet>, _>>()?;
+    let used = used_networks(flags.value("device").unwrap_or("nebula1"))
+        .map_err(|error| (1, format!("cannot see which networks this host uses already: {error}")))?;
+    Ok(Limits { overlay: Vec::new(), accepted, used })
 }
 
 /// Longer than the CA's own pod takes to start on another node; Kubernetes runs an init container again.
@@ -123,7 +139,7 @@ fn due(files: &Files, now: UnixTime) -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("nebula-enrol: {error}");
+            eprintln!("nebula-enrol: {}", visible(&error.to_string()));
             // systemd treats exit code 255 as a failure of the unit.
             ExitCode::from(255)
         }
@@ -164,6 +180,17 @@ const FLAGS: &[Flag] = &[
         name: "listen-port",
         takes_value: true,
         help: "With -kubernetes: UDP port of the lighthouse (default: as in the CA's policy)",
+    },
+    Flag {
+        name: "accept-networks",
+        takes_value: true,
+        help: "Networks, with commas, that the first certificate may have although they are public, special or in use here, \
+               or that other hosts may reach through this one",
+    },
+    Flag {
+        name: "device",
+        takes_value: true,
+        help: "The device of the overlay, whose networks do not count as in use (default nebula1)",
     },
     Flag { name: "out-dir", takes_value: true, help: "Folder for the files (default: the current one)" },
     Flag {

@@ -4,19 +4,25 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use nebula_instance::enrol::up::words;
 use nebula_instance::go::flags::{self, Flag, Parsed};
 use nebula_instance::host::daemon::{Error, Loaded};
 use nebula_instance::linux::{companion, memory};
 
 fn main() -> ExitCode {
-    memory::share_one_heap();
-    let first = std::env::args_os().nth(1);
-    if first.as_ref().is_some_and(|word| word == "ctl") {
-        return become_companion("nebula-ctl", 2, ExitCode::from(NO_DAEMON));
+    // Before anything else: a join token among the words can be read by others until it is taken off.
+    if let Some(words) = words::take() {
+        return words::hand_over(words);
     }
-    // It needs HTTPS, which the daemon has not.
-    if first.is_some_and(|word| word == "up") {
-        return become_companion("nebula-enrol", 1, ExitCode::FAILURE);
+    memory::share_one_heap();
+    if std::env::args_os().nth(1).is_some_and(|word| word == "ctl") {
+        return match companion::execute("nebula-ctl", std::env::args_os().skip(2)) {
+            Ok(never) => match never {},
+            Err(error) => {
+                eprintln!("nebula: {error}");
+                ExitCode::from(NO_DAEMON)
+            }
+        };
     }
     let flags = match flags::parse(std::env::args().skip(1), FLAGS) {
         Ok(flags) => flags,
@@ -71,17 +77,6 @@ fn main() -> ExitCode {
 fn run(path: &Path, flags: &Parsed) -> Result<(), Error> {
     let loaded = Loaded::read(path)?;
     if flags.is_set("test") { loaded.test(flags.is_set("strict")) } else { loaded.serve() }
-}
-
-/// Executes another program with the arguments from `from` on. Returns only if that fails.
-fn become_companion(name: &str, from: usize, failed: ExitCode) -> ExitCode {
-    match companion::execute(name, std::env::args_os().skip(from)) {
-        Ok(never) => match never {},
-        Err(error) => {
-            eprintln!("nebula: {error}");
-            failed
-        }
-    }
 }
 
 /// As `nebula-ctl` says that no daemon answers.

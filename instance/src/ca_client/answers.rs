@@ -1,7 +1,7 @@
 //! Parses and checks answers of the CA service before anything relies on them.
 
 use nebula_cert::issuance::{Refusal, Reply, Trust};
-use nebula_cert::{CaPool, Certificate, Identity, PrivateKey, UnixTime, rfc3339};
+use nebula_cert::{CaPool, Certificate, Identity, PrivateKey, UnixTime, rfc3339, visible};
 
 use super::{Error, Issued};
 
@@ -75,9 +75,9 @@ fn pool(bundle: &str, blocklist: &[String]) -> Result<CaPool, Unusable> {
     Ok(pool)
 }
 
-/// Text from outside goes into logs and status lines, so it is reduced to one line of bounded length.
+/// Text from outside goes into logs and status lines, so it is reduced to one visible line of bounded length.
 fn clean(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(300).collect()
+    visible(text).chars().take(300).collect()
 }
 
 #[cfg(test)]
@@ -92,7 +92,7 @@ mod tests {
     fn a_refusal_of_the_ca_is_final_and_keeps_its_words() {
         let error = refusal(403, r#"{"code":"outside_pod_networks","message":"10.1.2.3 is in\nno network"}"#);
         assert!(error.is_denied());
-        assert_eq!(error.to_string(), "10.1.2.3 is in no network (outside_pod_networks)");
+        assert_eq!(error.to_string(), "10.1.2.3 is in\\nno network (outside_pod_networks)");
     }
 
     #[test]

@@ -3,6 +3,8 @@
 use nebula_cni_plugin::launch::CaAccess;
 use rustls::CertificateError;
 
+use super::pinned::PinError;
+
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -49,6 +51,7 @@ impl Error {
             ureq::Error::Timeout(_) => Self::Unavailable(format!(
                 "cannot ask {url}: {error}; is the service running and reachable from this node?"
             )),
+            ureq::Error::Other(cause) if cause.is::<PinError>() => Self::Misconfigured(cause.to_string()),
             ureq::Error::BadUri(_) | ureq::Error::Http(_) | ureq::Error::RequireHttpsOnly(_) | ureq::Error::Tls(_) => {
                 Self::Misconfigured(format!("cannot ask {url}: {error}; ca.url must be https://HOST:PORT"))
             }

@@ -5,7 +5,7 @@ pub(crate) mod backoff;
 mod error;
 mod files;
 pub mod life_cycle;
-pub mod pinned;
+mod pinned;
 mod service;
 mod tls;
 pub mod trust_watch;
@@ -19,14 +19,17 @@ use std::time::Duration;
 use nebula_cert::issuance::{
     self, CERTIFICATE_PATH, MAX_REPLY, MAX_WAIT_SECONDS, Pod, Proof, Reply, Request, TRUST_PATH,
 };
-use nebula_cert::{CaPool, Curve, Identity, PrivateKey, UnixTime};
+use nebula_cert::{CaPool, Curve, Identity, JoinToken, PrivateKey, UnixTime};
 use nebula_cni_plugin::launch::CaAccess;
 use ureq::tls::{PemItem, RootCerts, TlsConfig, TlsProvider};
+use ureq::unversioned::resolver::DefaultResolver;
+use ureq::unversioned::transport::{Connector as _, TcpConnector};
 use zeroize::{Zeroize, Zeroizing};
 
 pub(crate) use self::answers::accept;
 pub use self::error::Error;
 use self::files::HeldFile;
+use self::pinned::{Pin, PinnedConnector};
 use crate::linux::netns::NamespaceExecutor;
 
 /// Sends requests to one CA service from one network namespace.
@@ -37,6 +40,8 @@ pub struct CaClient {
     /// An agent whose open connection the next request for the trust bundle can reuse.
     kept: Arc<Mutex<Option<ureq::Agent>>>,
     held: Held,
+    /// What the service must show instead of a certificate of `access`.
+    pin: Option<Arc<Pin>>,
 }
 
 /// Files opened while that was permitted, for later, when their paths cannot be opened any more.
@@ -137,7 +142,21 @@ impl CaClient {
     /// Creates a client that connects from `place`; nothing is read or sent yet.
     #[must_use]
     pub fn new(access: CaAccess, place: NamespaceExecutor) -> Self {
-        Self { access, place, kept: Arc::default(), held: Held::default() }
+        Self { access, place, kept: Arc::default(), held: Held::default(), pin: None }
+    }
+
+    /// Creates a client for the service of a join token, which must show the key that the token names.
+    #[must_use]
+    pub fn pinned(join: &JoinToken) -> Self {
+        let (tls_ca_file, token_file) = Default::default();
+        let access = CaAccess { url: join.url().to_owned(), tls_ca_file, token_file, server_name: None };
+        Self { pin: Some(Arc::new(Pin::new(join))), ..Self::new(access, NamespaceExecutor::Here) }
+    }
+
+    /// The certificate of the pinned key as PEM, once the service has shown it.
+    #[must_use]
+    pub fn shown_certificate(&self) -> Option<String> {
+        self.pin.as_ref()?.shown()
     }
 
     /// Opens the files of this client, because the program is about to switch to a user that may not. Opens the token
@@ -324,6 +343,10 @@ impl CaClient {
     /// Builds an agent that trusts only the given roots and follows no redirects and no proxies, which could leak the
     /// token.
     fn agent(&self) -> Result<ureq::Agent, Error> {
+        if let Some(pin) = &self.pin {
+            let connector = ().chain(TcpConnector::default()).chain(PinnedConnector(Arc::clone(pin)));
+            return Ok(ureq::Agent::with_parts(config(TlsConfig::default()), connector, DefaultResolver::default()));
+        }
         let path = &self.access.tls_ca_file;
         let pem =
             files::read(path, self.held.roots.as_ref()).map_err(|error| unreadable("tls_ca_file", path, &error))?;
@@ -347,20 +370,23 @@ impl CaClient {
             .unversioned_rustls_crypto_provider(Arc::new(tls::provider()))
             .root_certs(RootCerts::Specific(Arc::new(roots)))
             .build();
-        let config = ureq::Agent::config_builder()
-            .tls_config(tls)
-            .https_only(true)
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .proxy(None)
-            .user_agent(concat!("nebula-cni-instance/", env!("CARGO_PKG_VERSION")))
-            .input_buffer_size(INPUT_BUFFER_BYTES)
-            .output_buffer_size(OUTPUT_BUFFER_BYTES)
-            .max_idle_connections(1)
-            .timeout_connect(Some(CONNECT_TIMEOUT))
-            .build();
-        Ok(service::agent(&self.access, config))
+        Ok(service::agent(&self.access, config(tls)))
     }
+}
+
+fn config(tls: TlsConfig) -> ureq::config::Config {
+    ureq::Agent::config_builder()
+        .tls_config(tls)
+        .https_only(true)
+        .http_status_as_error(false)
+        .max_redirects(0)
+        .proxy(None)
+        .user_agent(concat!("nebula-cni-instance/", env!("CARGO_PKG_VERSION")))
+        .input_buffer_size(INPUT_BUFFER_BYTES)
+        .output_buffer_size(OUTPUT_BUFFER_BYTES)
+        .max_idle_connections(1)
+        .timeout_connect(Some(CONNECT_TIMEOUT))
+        .build()
 }
 
 fn unreadable(what: &str, path: &Path, error: &std::io::Error) -> Error {

@@ -1,9 +1,7 @@
-//! The first contact with a CA service whose TLS key alone is known (key pinning). Nothing is sent before the key is
-//! verified, and later calls trust only the certificate that the service presents here.
+//! The first contact with a CA service whose TLS key alone is known (key pinning): one connection, on which nothing is
+//! sent before the service has shown that it holds the key. Later clients trust the certificate that it shows here.
 
-use std::net::{TcpStream, ToSocketAddrs};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use aws_lc_rs::digest::{SHA256, digest};
 use base64::Engine;
@@ -13,23 +11,39 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
-use rustls::{CertificateError, ClientConfig, ClientConnection, DigitallySignedStruct, Error, SignatureScheme};
+use rustls::{
+    CertificateError, ClientConfig, ClientConnection, DigitallySignedStruct, Error, SignatureScheme, StreamOwned,
+};
+use ureq::unversioned::transport::{
+    Buffers, ConnectionDetails, Connector, LazyBuffers, NextTimeout, Transport, TransportAdapter,
+};
 
 use super::tls;
 
+/// Accepts a server that holds the pinned key and has a certificate for the name that later calls use.
+#[derive(Debug)]
+pub(super) struct Pin {
+    fingerprint: [u8; 32],
+    provider: Arc<CryptoProvider>,
+    shown: Mutex<Option<CertificateDer<'static>>>,
+}
+
+impl Pin {
+    /// For the key that a join token names.
+    pub(super) fn new(join: &JoinToken) -> Self {
+        Self { fingerprint: *join.fingerprint(), provider: Arc::new(tls::provider()), shown: Mutex::default() }
+    }
+
+    /// The certificate of the service, as PEM, once it has shown it.
+    pub(super) fn shown(&self) -> Option<String> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(pem)
+    }
+}
+
 /// Why the service is not trusted. Nothing was sent to it.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PinError {
-    /// It cannot be reached, or does not speak TLS.
-    #[error("cannot reach the CA service at {url}: {cause}")]
-    Unreachable {
-        /// Where.
-        url: String,
-        /// What failed.
-        cause: String,
-    },
-    /// The service holds another key.
+pub(super) enum PinError {
+    /// It holds another key.
     #[error(
         "the service at {0} is not the one that the join token is for: it shows another key, so the token was not sent to \
          it. Somebody may sit in between; or the CA has a new tls.key, then make a new join token"
@@ -37,77 +51,20 @@ pub enum PinError {
     OtherKey(String),
     /// The certificate is for other names.
     #[error("the certificate of {url} is not for {host}: run `nebula-ca tls add-name {host}` on the CA, and try again")]
-    OtherName {
-        /// Where.
-        url: String,
-        /// The name in the URL.
-        host: String,
-    },
+    OtherName { url: String, host: String },
 }
 
-/// Connects to the service of a join token, verifies that it holds the pinned key, and returns its certificate as PEM.
-/// Each step takes at most about `timeout`.
-///
-/// # Errors
-/// Returns an error if the service cannot be reached or cannot be verified.
-pub fn certificate(join: &JoinToken, timeout: Duration) -> Result<String, PinError> {
-    let url = join.url();
-    let unreachable = |cause: String| PinError::Unreachable { url: url.to_owned(), cause };
-    let authority = url.trim_start_matches("https://");
-    let (host, port) = match authority.rsplit_once(':').filter(|(_, port)| !port.ends_with(']')) {
-        Some((host, port)) => (host, port.parse().map_err(|_| unreachable("no such port".to_owned()))?),
-        None => (authority, 443_u16),
-    };
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    let name = ServerName::try_from(host.to_owned()).map_err(|error| unreachable(error.to_string()))?;
-    let io = |error: std::io::Error| unreachable(error.to_string());
-    let mut last = unreachable("the name has no address".to_owned());
-    let mut stream = None;
-    for address in (host, port).to_socket_addrs().map_err(io)? {
-        match TcpStream::connect_timeout(&address, timeout) {
-            Ok(connected) => {
-                stream = Some(connected);
-                break;
-            }
-            Err(error) => last = io(error),
+impl PinError {
+    /// What a failed handshake with `host` means, if it is one of these.
+    fn of(error: &std::io::Error, url: String, host: &str) -> Option<Self> {
+        match error.get_ref()?.downcast_ref()? {
+            Error::General(cause) if cause == OTHER_KEY => Some(Self::OtherKey(url)),
+            Error::InvalidCertificate(
+                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+            ) => Some(Self::OtherName { url, host: host.to_owned() }),
+            _ => None,
         }
     }
-    let mut stream = stream.ok_or(last)?;
-    stream.set_read_timeout(Some(timeout)).map_err(io)?;
-    stream.set_write_timeout(Some(timeout)).map_err(io)?;
-    let provider = Arc::new(tls::provider());
-    let verifier = Arc::new(Pin { fingerprint: *join.fingerprint(), provider: Arc::clone(&provider) });
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(|error| unreachable(error.to_string()))?
-        .dangerous()
-        .with_custom_certificate_verifier(verifier)
-        .with_no_client_auth();
-    let mut connection =
-        ClientConnection::new(Arc::new(config), name).map_err(|error| unreachable(error.to_string()))?;
-    while connection.is_handshaking() {
-        if let Err(error) = connection.complete_io(&mut stream) {
-            let refusal = error.get_ref().and_then(|error| error.downcast_ref::<Error>());
-            return Err(match refusal {
-                Some(Error::General(cause)) if cause == OTHER_KEY => PinError::OtherKey(url.to_owned()),
-                // It presents a copy of the certificate, but signs with another key.
-                Some(Error::InvalidCertificate(CertificateError::BadSignature)) => PinError::OtherKey(url.to_owned()),
-                Some(Error::InvalidCertificate(
-                    CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
-                )) => PinError::OtherName { url: url.to_owned(), host: host.to_owned() },
-                _ => io(error),
-            });
-        }
-    }
-    let shown = connection.peer_certificates().and_then(<[_]>::first);
-    Ok(pem(shown.ok_or_else(|| unreachable("it shows no certificate".to_owned()))?))
-}
-
-/// Accepts a server that holds the pinned key and has a certificate for the name that later calls use.
-#[derive(Debug)]
-struct Pin {
-    fingerprint: [u8; 32],
-    provider: Arc<CryptoProvider>,
 }
 
 impl ServerCertVerifier for Pin {
@@ -121,9 +78,10 @@ impl ServerCertVerifier for Pin {
     ) -> Result<ServerCertVerified, Error> {
         let certificate = ParsedCertificate::try_from(shown)?;
         if digest(&SHA256, &certificate.subject_public_key_info()).as_ref() != self.fingerprint {
-            return Err(Error::General(OTHER_KEY.to_owned()));
+            return Err(other_key());
         }
         rustls::client::verify_server_name(&certificate, name)?;
+        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = Some(shown.clone().into_owned());
         Ok(ServerCertVerified::assertion())
     }
 
@@ -135,6 +93,7 @@ impl ServerCertVerifier for Pin {
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
         verify_tls12_signature(message, shown, signature, &self.provider.signature_verification_algorithms)
+            .map_err(|_| other_key())
     }
 
     fn verify_tls13_signature(
@@ -144,6 +103,7 @@ impl ServerCertVerifier for Pin {
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
         verify_tls13_signature(message, shown, signature, &self.provider.signature_verification_algorithms)
+            .map_err(|_| other_key())
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
@@ -151,24 +111,105 @@ impl ServerCertVerifier for Pin {
     }
 }
 
-fn pem(der: &[u8]) -> String {
-    let encoded = BASE64_STANDARD.encode(der);
+fn other_key() -> Error {
+    Error::General(OTHER_KEY.to_owned())
+}
+
+/// PEM of an X.509 certificate.
+fn pem(certificate: &CertificateDer<'_>) -> String {
+    let encoded = BASE64_STANDARD.encode(certificate);
     let lines: Vec<_> = encoded.as_bytes().chunks(64).map(String::from_utf8_lossy).collect();
     format!("-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n", lines.join("\n"))
 }
 
-const OTHER_KEY: &str = "another key than the pinned one";
+/// Makes TLS connections by [`Pin`] on those of another connector.
+#[derive(Debug)]
+pub(super) struct PinnedConnector(pub(super) Arc<Pin>);
+
+impl<In: Transport> Connector<In> for PinnedConnector {
+    type Out = PinnedTransport<In>;
+
+    fn connect(&self, details: &ConnectionDetails<'_>, chained: Option<In>) -> Result<Option<Self::Out>, ureq::Error> {
+        let Some(transport) = chained else { return Ok(None) };
+        let config = ClientConfig::builder_with_provider(Arc::clone(&self.0.provider))
+            .with_safe_default_protocol_versions()?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::clone(&self.0) as Arc<dyn ServerCertVerifier>)
+            .with_no_client_auth();
+        let host = details.uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+        let name = ServerName::try_from(host.to_owned()).map_err(|_| ureq::Error::BadUri(details.uri.to_string()))?;
+        let mut connection = ClientConnection::new(Arc::new(config), name)?;
+        let mut socket = TransportAdapter::new(transport, Arc::clone(&details.current_time));
+        socket.set_timeout(details.timeout);
+        while connection.is_handshaking() {
+            connection.complete_io(&mut socket).map_err(|error| {
+                let url = details.uri.authority().map(|authority| format!("https://{authority}")).unwrap_or_default();
+                match PinError::of(&error, url, host) {
+                    Some(refused) => ureq::Error::Other(Box::new(refused)),
+                    None => error.into(),
+                }
+            })?;
+        }
+        let buffers = LazyBuffers::new(details.config.input_buffer_size(), details.config.output_buffer_size());
+        Ok(Some(PinnedTransport { buffers, stream: StreamOwned::new(connection, socket) }))
+    }
+}
+
+/// A connection with a server that holds the pinned key.
+pub(super) struct PinnedTransport<In: Transport> {
+    buffers: LazyBuffers,
+    stream: StreamOwned<ClientConnection, TransportAdapter<In>>,
+}
+
+impl<In: Transport> Transport for PinnedTransport<In> {
+    fn buffers(&mut self) -> &mut dyn Buffers {
+        &mut self.buffers
+    }
+
+    fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), ureq::Error> {
+        use std::io::Write;
+        self.stream.sock.set_timeout(timeout);
+        Ok(self.stream.write_all(&self.buffers.output()[..amount])?)
+    }
+
+    fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, ureq::Error> {
+        use std::io::Read;
+        self.stream.sock.set_timeout(timeout);
+        let amount = self.stream.read(self.buffers.input_append_buf())?;
+        self.buffers.input_appended(amount);
+        Ok(amount > 0)
+    }
+
+    fn is_open(&mut self) -> bool {
+        self.stream.sock.get_mut().is_open()
+    }
+
+    fn is_tls(&self) -> bool {
+        true
+    }
+}
+
+impl<In: Transport> std::fmt::Debug for PinnedTransport<In> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("PinnedTransport")
+    }
+}
+
+const OTHER_KEY: &str = "another key";
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
+    use std::io::{Read, Write};
     use std::net::{SocketAddr, TcpListener};
+    use std::time::Duration;
 
+    use nebula_cert::{Curve, PrivateKey};
     use rustls::pki_types::PrivateKeyDer;
 
     use super::*;
+    use crate::ca_client::{self, CaClient, Prover};
 
-    /// A TLS server for one client, with a certificate for `name`; returns what it received.
+    /// A TLS server for one client, with a certificate for `name`, which refuses what it is asked; returns what it received.
     struct Server {
         address: SocketAddr,
         fingerprint: [u8; 32],
@@ -194,55 +235,79 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let heard = std::thread::spawn(move || {
+            // The only client that it takes.
             let (stream, _) = listener.accept().unwrap();
+            drop(listener);
             let connection = rustls::ServerConnection::new(Arc::new(config)).unwrap();
-            let mut heard = Vec::new();
-            let _ = rustls::StreamOwned::new(connection, stream).read_to_end(&mut heard);
+            let mut stream = StreamOwned::new(connection, stream);
+            let (mut heard, mut piece) = (Vec::new(), [0; 4096]);
+            while let Ok(length @ 1..) = stream.read(&mut piece) {
+                heard.extend_from_slice(&piece[..length]);
+                if heard.ends_with(b"}}") {
+                    let body = r#"{"code":"unknown_token","message":"no"}"#;
+                    let answer = format!("HTTP/1.1 401 x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+                    let _ = stream.write_all(answer.as_bytes());
+                }
+            }
             heard
         });
         Server { address, fingerprint, pem: certificate.pem(), heard }
     }
 
-    fn ask(server: &Server, fingerprint: [u8; 32]) -> Result<String, PinError> {
-        let url = format!("https://{}", server.address);
-        certificate(&JoinToken::new(&url, fingerprint, "secret").unwrap(), Duration::from_secs(5))
+    fn join(url: &str, fingerprint: [u8; 32]) -> JoinToken {
+        JoinToken::new(url, fingerprint, "secret", &["10.42.0.0/16".parse().unwrap()]).unwrap()
+    }
+
+    fn ask(url: &str, fingerprint: [u8; 32]) -> (ca_client::Error, Option<String>) {
+        let join = join(url, fingerprint);
+        let client = CaClient::pinned(&join);
+        let prover = Prover::Invited(join.secret().clone());
+        let key = PrivateKey::generate(Curve::Curve25519).unwrap();
+        let refused = client.request_for(key, &prover, Duration::from_secs(5), 0).map(|_| ()).unwrap_err();
+        (refused, client.shown_certificate())
+    }
+
+    fn ask_server(server: &Server, fingerprint: [u8; 32]) -> (ca_client::Error, Option<String>) {
+        ask(&format!("https://{}", server.address), fingerprint)
     }
 
     #[test]
-    fn the_certificate_of_the_pinned_key_is_learnt_and_nothing_is_said() {
+    fn the_holder_of_the_pinned_key_is_asked_on_the_connection_on_which_it_showed_the_key() {
         let server = server("127.0.0.1", false);
-        let learnt = ask(&server, server.fingerprint).unwrap();
-        assert_eq!(learnt.replace(['\r', '\n'], ""), server.pem.replace(['\r', '\n'], ""));
-        assert_eq!(server.heard.join().unwrap(), b"");
+        let (refused, learnt) = ask_server(&server, server.fingerprint);
+        assert!(refused.is_denied(), "by the service itself: {refused}");
+        assert_eq!(learnt.unwrap().replace(['\r', '\n'], ""), server.pem.replace(['\r', '\n'], ""));
+        let heard = server.heard.join().unwrap();
+        assert!(String::from_utf8_lossy(&heard).contains("\"token\":\"secret\""));
     }
 
     #[test]
     fn another_key_is_refused_and_hears_nothing() {
         let server = server("127.0.0.1", false);
-        let refused = ask(&server, [7; 32]).unwrap_err();
-        assert!(matches!(refused, PinError::OtherKey(_)), "{refused}");
+        let (refused, _) = ask_server(&server, [7; 32]);
+        assert!(refused.to_string().contains("shows another key"), "{refused}");
         assert_eq!(server.heard.join().unwrap(), b"");
     }
 
     #[test]
     fn who_shows_the_certificate_without_holding_its_key_is_refused() {
         let server = server("127.0.0.1", true);
-        let refused = ask(&server, server.fingerprint).unwrap_err();
-        assert!(matches!(refused, PinError::OtherKey(_)), "{refused}");
+        let (refused, _) = ask_server(&server, server.fingerprint);
+        assert!(refused.to_string().contains("shows another key"), "{refused}");
         assert_eq!(server.heard.join().unwrap(), b"");
     }
 
     #[test]
     fn a_certificate_for_another_name_says_how_to_add_this_one() {
         let server = server("ca.example", false);
-        let refused = ask(&server, server.fingerprint).unwrap_err().to_string();
-        assert!(refused.contains("nebula-ca tls add-name 127.0.0.1"), "{refused}");
+        let (refused, _) = ask_server(&server, server.fingerprint);
+        assert!(refused.to_string().contains("nebula-ca tls add-name 127.0.0.1"), "{refused}");
+        assert_eq!(server.heard.join().unwrap(), b"");
     }
 
     #[test]
     fn nobody_there_is_said() {
-        let join = JoinToken::new("https://127.0.0.1:1", [0; 32], "secret").unwrap();
-        let refused = certificate(&join, Duration::from_secs(5)).unwrap_err().to_string();
-        assert!(refused.contains("cannot reach the CA service at https://127.0.0.1:1"), "{refused}");
+        let (refused, _) = ask("https://127.0.0.1:1", [0; 32]);
+        assert!(refused.to_string().contains("cannot ask https://127.0.0.1:1"), "{refused}");
     }
 }

@@ -6,8 +6,8 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
+use nebula_cert::Identity;
 use nebula_cert::issuance::Lighthouses;
-use nebula_cert::{Identity, JoinToken};
 use nebula_cni_plugin::launch::CaAccess;
 use serde::{Deserialize, Serialize};
 
@@ -132,9 +132,10 @@ impl Files {
         self.write_changed(&self.enrolment(), format!("{text}\n").as_bytes()).map(drop)
     }
 
-    /// The service named in a join token, for use once its key has been verified.
-    pub(super) fn access(&self, join: &JoinToken) -> CaAccess {
-        CaAccess { url: join.url().to_owned(), tls_ca_file: self.tls(), token_file: PathBuf::new(), server_name: None }
+    /// Saves the URL of the CA service and the TLS certificate that it showed (PEM).
+    pub(super) fn remember_shown(&self, url: &str, certificate: &str) -> Result<(), Error> {
+        self.write_changed(&self.tls(), certificate.as_bytes())?;
+        self.write_enrolment(&Enrolment { version: VERSION, url: url.to_owned(), kubernetes: None })
     }
 
     /// Locks the folder until the result is dropped, so that no other program renews at the same time.

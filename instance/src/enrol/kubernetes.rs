@@ -11,8 +11,9 @@ use nebula_cni_plugin::launch::CaAccess;
 use serde::{Deserialize, Serialize};
 
 use super::{Enrolled, Error, Files};
-use crate::ca_client::{self, Prover};
+use crate::ca_client::{self, CaClient, Prover};
 use crate::linux::clock::{now, unix_now};
+use crate::linux::netns::NamespaceExecutor;
 
 /// How a pod proves its identity, as remembered for renewals.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,10 +52,17 @@ pub fn enrol(
     let (start, mut pause) = (now(), FIRST_PAUSE);
     loop {
         files.complete()?;
-        let outcome =
-            super::issue(access, files, &workload.prover(), &[Curve::Curve25519, Curve::P256], unix_now(), || {
+        let ask = |curve| {
+            let client = CaClient::new(access.clone(), NamespaceExecutor::Here);
+            let key = super::key_for(files, curve)?;
+            super::issue(&client, files, key, &workload.prover(), None, unix_now(), || {
                 files.remember_workload(&access.url, &workload)
-            });
+            })
+        };
+        let outcome = match ask(Curve::Curve25519) {
+            Err(Error::Ca(ca_client::Error::Denied { code, .. })) if code == "wrong_curve" => ask(Curve::P256),
+            outcome => outcome,
+        };
         match outcome {
             Err(error @ Error::Ca(ca_client::Error::Unavailable(_))) if now() - start + pause < within => {
                 on_retry(&error);

@@ -7,21 +7,23 @@ pub mod event;
 mod files;
 pub mod follow;
 pub mod kubernetes;
+pub mod limits;
 pub mod up;
 
+use std::fmt;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nebula_cert::issuance::Reply;
-use nebula_cert::{Curve, JoinToken, PrivateKey, UnixTime};
+use nebula_cert::{Certificate, Curve, HostKey, JoinToken, PrivateKey, UnixTime, visible};
 use nebula_cni_plugin::launch::CaAccess;
 use zeroize::Zeroizing;
 
 pub use self::files::Files;
 use self::files::failed;
-use crate::ca_client::pinned::{self, PinError};
+use self::limits::{Limits, NotAccepted, list};
 use crate::ca_client::{self, CaClient, Issued, Prover};
 use crate::linux::netns::NamespaceExecutor;
 
@@ -38,6 +40,14 @@ pub struct Enrolled {
     pub not_after: UnixTime,
     /// Where the files are.
     pub folder: PathBuf,
+}
+
+impl fmt::Display for Enrolled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let groups = if self.groups.is_empty() { "none".to_owned() } else { self.groups.join(", ") };
+        let text = format!("enrolled {} as {} (groups: {groups})", self.name, self.networks.join(", "));
+        f.write_str(&visible(&text))
+    }
 }
 
 /// Why enrolment or renewal failed.
@@ -74,18 +84,28 @@ pub enum Error {
         /// What is wrong with it.
         cause: String,
     },
+    /// There is a key of another curve.
+    #[error("{} is a key of another curve: remove it to make one of this", .0.display())]
+    OtherCurve(PathBuf),
     /// There is no certificate to renew.
     #[error("nothing to renew: {0}")]
     Nothing(nebula_cert::Error),
     /// The service does not accept a certificate as proof.
     #[error("the CA service renews no certificates: enrol this host again with another token")]
     NoRenewal,
-    /// The new certificate has other addresses, by which peers know this host.
-    #[error("the CA service gave a certificate with other addresses; the present one stays")]
-    OtherNetworks,
-    /// The service could not be verified against the join token.
+    /// The new certificate has other addresses, by which peers know this host, or makes it a gateway.
+    #[error("the CA service gave a certificate with {0}, which no renewal may change; the present one stays")]
+    OtherNetworks(String),
+    /// The join token is good for another key than the one in the folder.
+    #[error(
+        "this join token is bound to a key, and {} is another one or missing: make the key with `nebula up -prepare` and the \
+         same -dir and -name, and a token for what that prints",
+        .0.display()
+    )]
+    BoundToOther(PathBuf),
+    /// The certificate would take networks of this machine, or make it a gateway.
     #[error(transparent)]
-    Pin(#[from] PinError),
+    Networks(#[from] NotAccepted),
     /// The request to the CA failed.
     #[error(transparent)]
     Ca(#[from] ca_client::Error),
@@ -94,71 +114,93 @@ pub enum Error {
 /// Enrols this host with the one-time token in the token file of `access`, and writes its files.
 ///
 /// # Errors
-/// Returns an error if the folder already has a certificate, a file cannot be read or written, or the CA refuses.
-pub fn enrol(access: &CaAccess, files: &Files, curve: Curve, now: UnixTime) -> Result<Enrolled, Error> {
-    first(access, files, &Prover::Host, &[curve], now)
+/// Returns an error if the folder already has a certificate, a file cannot be read or written, or the CA refuses; or if
+/// the certificate is not within `limits`.
+pub fn enrol(
+    access: &CaAccess,
+    files: &Files,
+    curve: Curve,
+    limits: &Limits,
+    now: UnixTime,
+) -> Result<Enrolled, Error> {
+    check_new(files)?;
+    let client = CaClient::new(access.clone(), NamespaceExecutor::Here);
+    let key = match read_key(&files.key())? {
+        Some(key) => key,
+        None => make_key(files, curve)?,
+    };
+    issue(&client, files, key, &Prover::Host, Some(limits), now, || files.remember(access))
 }
 
 /// Like [`enrol`], at the service of a join token, once that service has proven to hold the pinned key.
 ///
 /// # Errors
-/// Fails like [`enrol`], or if another service answers; nothing is sent to that one.
-pub fn join(token: &JoinToken, files: &Files, now: UnixTime) -> Result<Enrolled, Error> {
-    if files.certificate().exists() {
-        return Err(Error::Exists(files.certificate()));
-    }
-    let certificate = pinned::certificate(token, REQUEST_TIMEOUT)?;
-    files.make_folder()?;
-    files.write(&files.tls(), certificate.as_bytes(), 0o644)?;
-    // From here on, only the holder of the pinned key is talked to: clients trust this certificate, which only that key
-    // can use.
+/// Fails like [`enrol`], or if the token is bound to another key or another service answers; nothing is sent to that one.
+pub fn join(token: &JoinToken, files: &Files, limits: &Limits, now: UnixTime) -> Result<Enrolled, Error> {
+    let limits = Limits { overlay: token.networks().to_vec(), ..limits.clone() };
+    limits.check_overlay(token.networks())?;
+    check_new(files)?;
+    let key = match token.key() {
+        None => key_for(files, token.curve())?,
+        Some(bound) => {
+            let key = read_key(&files.key())?.filter(|key| HostKey::of(key).sha256() == *bound);
+            key.ok_or_else(|| Error::BoundToOther(files.key()))?
+        }
+    };
+    let client = CaClient::pinned(token);
     let prover = Prover::Invited(token.secret().clone());
-    first(&files.access(token), files, &prover, &[Curve::Curve25519, Curve::P256], now)
+    issue(&client, files, key, &prover, Some(&limits), now, || {
+        // Later clients trust this certificate, which only the holder of the pinned key can use.
+        files.remember_shown(token.url(), &client.shown_certificate().unwrap_or_default())
+    })
 }
 
-/// Requests a certificate for the first of `curves` that the CA signs for.
-fn first(
-    access: &CaAccess,
-    files: &Files,
-    prover: &Prover,
-    curves: &[Curve],
-    now: UnixTime,
-) -> Result<Enrolled, Error> {
-    files.make_folder()?;
-    if files.certificate().exists() {
-        return Err(Error::Exists(files.certificate()));
+/// Makes the key of this host, unless there is one already, and returns its public half: a token that is bound to it is
+/// worth nothing to others.
+///
+/// # Errors
+/// Returns an error if the folder already has a certificate or a key of another curve, or a file cannot be read or
+/// written.
+pub fn prepare(files: &Files, curve: Curve) -> Result<HostKey, Error> {
+    check_new(files)?;
+    match read_key(&files.key())? {
+        Some(key) if key.curve() == curve => Ok(HostKey::of(&key)),
+        Some(_) => Err(Error::OtherCurve(files.key())),
+        None => Ok(HostKey::of(&make_key(files, curve)?)),
     }
-    issue(access, files, prover, curves, now, || files.remember(access))
 }
 
-/// Requests a certificate for the key in the folder, or a new one. `remember` notes the service for renewals.
+fn check_new(files: &Files) -> Result<(), Error> {
+    if files.certificate().exists() { Err(Error::Exists(files.certificate())) } else { Ok(()) }
+}
+
+/// The key in the folder, or a new one. A CA of this curve cannot have issued a certificate for a key of the other one.
+fn key_for(files: &Files, curve: Curve) -> Result<PrivateKey, Error> {
+    let present = read_key(&files.key())?.filter(|key| key.curve() == curve);
+    present.map_or_else(|| make_key(files, curve), Ok)
+}
+
+fn make_key(files: &Files, curve: Curve) -> Result<PrivateKey, Error> {
+    files.make_folder()?;
+    let key = PrivateKey::generate(curve).map_err(|cause| Error::Key { path: files.key(), cause })?;
+    files.write(&files.key(), key.to_pem().as_bytes(), 0o600)?;
+    Ok(key)
+}
+
+/// Requests the first certificate, for a key that is in the folder. `remember` notes the service for renewals.
 fn issue(
-    access: &CaAccess,
+    client: &CaClient,
     files: &Files,
+    key: PrivateKey,
     prover: &Prover,
-    curves: &[Curve],
+    limits: Option<&Limits>,
     now: UnixTime,
     remember: impl FnOnce() -> Result<(), Error>,
 ) -> Result<Enrolled, Error> {
-    let client = CaClient::new(access.clone(), NamespaceExecutor::Here);
-    let mut outcome = Err(Error::NoRenewal);
-    for curve in curves {
-        let key = match read_key(&files.key())? {
-            Some(key) if key.curve() == *curve || curves.len() == 1 => key,
-            // This CA cannot have issued a certificate for a key of the other curve.
-            _ => {
-                let made = PrivateKey::generate(*curve);
-                let key = made.map_err(|cause| Error::Key { path: files.key(), cause })?;
-                files.write(&files.key(), key.to_pem().as_bytes(), 0o600)?;
-                key
-            }
-        };
-        outcome = client.request_for(key, prover, REQUEST_TIMEOUT, now).map_err(Error::Ca);
-        if !matches!(&outcome, Err(Error::Ca(ca_client::Error::Denied { code, .. })) if code == "wrong_curve") {
-            break;
-        }
+    let (issued, reply) = client.request_for(key, prover, REQUEST_TIMEOUT, now)?;
+    if let Some(limits) = limits {
+        limits.check_certificate(issued.identity.primary())?;
     }
-    let (issued, reply) = outcome?;
     remember()?;
     write_trust(files, &issued, &reply)?;
     files.write(&files.certificate(), reply.certificate.as_bytes(), 0o644)?;
@@ -211,7 +253,7 @@ pub fn renew_by(client: &CaClient, files: &Files, within: Duration, now: UnixTim
     let made = PrivateKey::generate(identity.curve());
     let key = made.map_err(|cause| Error::Key { path: files.next_key(), cause })?;
     let pem = key.to_pem();
-    let networks = identity.networks().to_vec();
+    let present = identity.primary().clone();
     let prover = match files.workload()? {
         Some(workload) => workload.prover(),
         None => {
@@ -221,14 +263,22 @@ pub fn renew_by(client: &CaClient, files: &Files, within: Duration, now: UnixTim
         }
     };
     let (issued, reply) = client.request_for(key, &prover, within, now)?;
-    if issued.identity.networks() != networks {
-        return Err(Error::OtherNetworks);
-    }
+    check_renewal(&present, issued.identity.primary())?;
     files.write(&files.next_key(), pem.as_bytes(), 0o600)?;
     write_trust(files, &issued, &reply)?;
     files.write(&files.certificate(), reply.certificate.as_bytes(), 0o644)?;
     std::fs::rename(files.next_key(), files.key()).map_err(failed("write", &files.key()))?;
     Ok(issued)
+}
+
+/// A renewal has the networks of the certificate before, which the user accepted: others would take more of this machine.
+fn check_renewal(present: &Certificate, next: &Certificate) -> Result<(), Error> {
+    if present.networks() != next.networks() {
+        return Err(Error::OtherNetworks(format!("the addresses {}", list(next.networks()))));
+    }
+    let mut more = next.unsafe_networks().to_vec();
+    more.retain(|network| !present.unsafe_networks().contains(network));
+    if more.is_empty() { Ok(()) } else { Err(Error::OtherNetworks(format!("the unsafe networks {}", list(&more)))) }
 }
 
 fn write_trust(files: &Files, issued: &Issued, reply: &Reply) -> Result<bool, Error> {
@@ -263,3 +313,71 @@ impl Enrolled {
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
 const MAX_KEY_BYTES: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use ipnet::IpNet;
+    use nebula_cert::{SigningKey, Template};
+
+    use super::*;
+
+    #[test]
+    fn a_renewal_changes_no_address_and_makes_no_gateway() {
+        let certificate = |networks: &[&str], behind: &[&str]| {
+            let parsed = |texts: &[&str]| -> Vec<IpNet> { texts.iter().map(|text| text.parse().unwrap()).collect() };
+            let key = SigningKey::generate(Curve::Curve25519).unwrap();
+            let template = Template::new("ca", 0..=1_000);
+            let ca = template.clone().self_sign(&key).unwrap();
+            let public_key = PrivateKey::generate(Curve::Curve25519).unwrap().public_key();
+            let (networks, unsafe_networks) = (parsed(networks), parsed(behind));
+            Template { name: "host".into(), networks, unsafe_networks, public_key, ..template }.sign(&ca, &key).unwrap()
+        };
+        let present = certificate(&["10.42.0.9/16"], &["192.168.7.0/24"]);
+        for good in [&["192.168.7.0/24"][..], &[]] {
+            check_renewal(&present, &certificate(&["10.42.0.9/16"], good)).unwrap();
+        }
+        for (networks, behind, said) in [
+            (&["10.42.0.9/1"][..], &["192.168.7.0/24"][..], "10.42.0.9/1"),
+            (&["10.42.0.8/16"], &["192.168.7.0/24"], "10.42.0.8/16"),
+            (&["10.42.0.9/16", "128.0.0.1/1"], &[], "10.42.0.9/16,128.0.0.1/1"),
+            (&["10.42.0.9/16"], &["192.168.7.0/24", "0.0.0.0/0"], "unsafe networks 0.0.0.0/0"),
+            (&["10.42.0.9/16"], &["192.168.0.0/16"], "unsafe networks 192.168.0.0/16"),
+        ] {
+            let refused = check_renewal(&present, &certificate(networks, behind)).unwrap_err().to_string();
+            assert!(refused.contains(said), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_prepared_key_stays_the_same_and_is_of_the_curve_that_is_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = Files::new(&folder.path().join("new"));
+        let key = prepare(&files, Curve::Curve25519).unwrap();
+        assert_eq!(prepare(&files, Curve::Curve25519).unwrap(), key);
+        assert_eq!(HostKey::of(&read_key(&files.key()).unwrap().unwrap()), key);
+        assert!(matches!(prepare(&files, Curve::P256), Err(Error::OtherCurve(_))));
+        files.write(&files.certificate(), b"", 0o644).unwrap();
+        assert!(matches!(prepare(&files, Curve::Curve25519), Err(Error::Exists(_))));
+    }
+
+    #[test]
+    fn a_token_for_another_key_or_for_networks_that_are_taken_is_not_shown_to_the_service() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = Files::new(folder.path());
+        let token = |networks: &str| {
+            // Nobody listens there.
+            JoinToken::new("https://127.0.0.1:1", [7; 32], "x", &[networks.parse().unwrap()]).unwrap()
+        };
+        let other = HostKey::of(&PrivateKey::generate(Curve::Curve25519).unwrap());
+        let bound = token("10.42.0.0/16").bound_to(&other);
+        assert!(matches!(join(&bound, &files, &Limits::default(), 0), Err(Error::BoundToOther(_))), "there is no key");
+        prepare(&files, Curve::Curve25519).unwrap();
+        assert!(
+            matches!(join(&bound, &files, &Limits::default(), 0), Err(Error::BoundToOther(_))),
+            "it is another one"
+        );
+        let refused = join(&token("0.0.0.0/1"), &files, &Limits::default(), 0);
+        assert!(matches!(refused, Err(Error::Networks(_))));
+        assert!(matches!(join(&token("10.42.0.0/16"), &files, &Limits::default(), 0), Err(Error::Ca(_))));
+    }
+}

@@ -62,6 +62,11 @@ impl Parsed {
         self.value(name) == Some("true")
     }
 
+    /// The flags as words that [`parse`] reads as the same again.
+    pub fn words(&self) -> impl Iterator<Item = String> {
+        self.values.iter().map(|(name, value)| format!("-{name}={value}"))
+    }
+
     /// Words after the flags.
     #[must_use]
     pub fn rest(&self) -> &[String] {

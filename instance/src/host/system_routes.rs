@@ -14,6 +14,7 @@ use nix::libc;
 use nix::sys::socket::{MsgFlags, recv, send};
 
 use crate::host::subnets::Subnets;
+use crate::linux::next_hop::NextHop;
 use crate::linux::rtnetlink::RTMSG;
 
 /// What a route must lead to in order to be followed.
@@ -102,19 +103,13 @@ fn change(message: Message<'_>, overlay: &Overlay) -> Option<Change> {
         return None;
     }
     let unspecified = if is_v6 { IpAddr::from([0; 16]) } else { IpAddr::from([0; 4]) };
-    let mut destination = unspecified;
-    let mut single = NextHop::default();
-    let mut several = Vec::new();
-    for (kind, value) in netlink::attributes(attributes) {
-        match kind {
-            libc::RTA_DST => destination = netlink::address(value)?,
-            libc::RTA_MULTIPATH => several = next_hops(value),
-            _ => single.note(kind, value),
-        }
-    }
+    let destination = match netlink::attribute(attributes, libc::RTA_DST) {
+        Some(value) => netlink::address(value)?,
+        None => unspecified,
+    };
     let network = IpNet::new(destination, route[1]).ok()?.trunc();
-    let hops = if several.is_empty() { vec![single] } else { several };
-    let gateways: Vec<_> = hops.iter().filter_map(|hop| hop.gateway_in(overlay)).collect();
+    let hops = NextHop::of_route(attributes);
+    let gateways: Vec<_> = hops.iter().filter_map(|hop| gateway_in(hop, overlay)).collect();
     match message.kind {
         libc::RTM_NEWROUTE if !gateways.is_empty() || replaces => Some(Change { network, gateways }),
         libc::RTM_DELROUTE if !gateways.is_empty() => Some(Change { network, gateways: Vec::new() }),
@@ -122,48 +117,14 @@ fn change(message: Message<'_>, overlay: &Overlay) -> Option<Change> {
     }
 }
 
-/// One next hop of a route.
-#[derive(Debug, Default)]
-struct NextHop {
-    gateway: Option<IpAddr>,
-    device: u32,
-    weight: u32,
-}
-
-impl NextHop {
-    fn note(&mut self, kind: u16, value: &[u8]) {
-        match kind {
-            libc::RTA_GATEWAY => self.gateway = netlink::address(value),
-            // A gateway of the other address family; the value starts with the family (two bytes).
-            libc::RTA_VIA => self.gateway = value.get(2..).and_then(netlink::address),
-            libc::RTA_OIF => self.device = value.try_into().map_or(0, u32::from_ne_bytes),
-            _ => {}
-        }
-    }
-    fn gateway_in(&self, overlay: &Overlay) -> Option<Gateway> {
-        let address = self.gateway.filter(|_| self.device == overlay.device)?;
-        let is_inside = overlay.networks.iter().any(|network| network.contains(&address));
-        is_inside.then_some(Gateway::new(address).weighing(NonZeroU32::MIN.saturating_add(self.weight)))
-    }
-}
-
-/// Parses struct rtnexthop: length, flags, weight minus one, interface index; attributes follow.
-fn next_hops(mut value: &[u8]) -> Vec<NextHop> {
-    let mut hops = Vec::new();
-    while let Some(&[a, b, _, weight, c, d, e, f]) = value.first_chunk::<RTNEXTHOP>() {
-        let len = usize::from(u16::from_ne_bytes([a, b]));
-        let Some(attributes) = value.get(RTNEXTHOP..len) else { break };
-        let mut hop = NextHop { gateway: None, device: u32::from_ne_bytes([c, d, e, f]), weight: weight.into() };
-        netlink::attributes(attributes).for_each(|(kind, value)| hop.note(kind, value));
-        hops.push(hop);
-        value = value.get(len.next_multiple_of(4)..).unwrap_or_default();
-    }
-    hops
+/// The gateway of a next hop that leads into the overlay.
+fn gateway_in(hop: &NextHop, overlay: &Overlay) -> Option<Gateway> {
+    let address = hop.gateway.filter(|_| hop.device == overlay.device)?;
+    let is_inside = overlay.networks.iter().any(|network| network.contains(&address));
+    is_inside.then_some(Gateway::new(address).weighing(NonZeroU32::MIN.saturating_add(hop.weight)))
 }
 
 const MAX_TOGETHER: usize = 4096;
-
-const RTNEXTHOP: usize = 8;
 
 #[cfg(test)]
 mod tests {

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// A companion program could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -32,8 +32,20 @@ pub fn find(name: &str) -> PathBuf {
 /// # Errors
 /// Returns an error if the program cannot be executed; does not return otherwise.
 pub fn execute(name: &str, arguments: impl IntoIterator<Item = OsString>) -> Result<Infallible, NotRun> {
+    execute_with(name, arguments, Stdio::inherit())
+}
+
+/// Like [`execute`], with another standard input.
+///
+/// # Errors
+/// The same as [`execute`].
+pub fn execute_with(
+    name: &str,
+    arguments: impl IntoIterator<Item = OsString>,
+    input: Stdio,
+) -> Result<Infallible, NotRun> {
     let program = find(name);
-    let source = Command::new(&program).args(arguments).exec();
+    let source = Command::new(&program).args(arguments).stdin(input).exec();
     Err(NotRun { program, source })
 }
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod capabilities;
 pub mod clock;
+pub mod command_line;
 pub mod companion;
 pub mod confinement;
 pub(crate) mod errno;
@@ -11,7 +12,10 @@ pub(crate) mod link_events;
 pub(crate) mod mapped_file;
 pub mod memory;
 pub mod netns;
+pub(crate) mod next_hop;
 pub mod notify;
 pub(crate) mod rtnetlink;
 pub mod signals;
 mod system_calls;
+pub mod terminal;
+pub mod used_networks;

@@ -50,7 +50,7 @@ pub fn store(file: &impl AsRawFd, name: &str) -> io::Result<()> {
 /// Reports the current status in one line.
 pub fn status(text: &str) {
     // A line break would start another assignment of the protocol.
-    let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_STATUS_CHARS).collect();
+    let line: String = nebula_cert::visible(text).chars().take(MAX_STATUS_CHARS).collect();
     status_line(&line);
 }
 

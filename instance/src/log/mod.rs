@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
+use nebula_cert::{is_visible, visible, visible_json};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
@@ -318,13 +319,17 @@ fn json_line(time: Option<Duration>, level: &str, fields: &Fields) -> String {
     for (name, value) in &fields.rest {
         object.insert((*name).to_owned(), value.clone());
     }
-    format!("{}\n", serde_json::Value::Object(object))
+    format!("{}\n", visible_json(&serde_json::Value::Object(object).to_string()))
 }
 
 /// Quotes the text unless slog's text handler would leave it bare.
 fn quoted(text: &str) -> std::borrow::Cow<'_, str> {
-    let bare = |c: char| !c.is_whitespace() && !c.is_control() && !matches!(c, '"' | '=' | '\\');
-    if !text.is_empty() && text.chars().all(bare) { text.into() } else { format!("{text:?}").into() }
+    let bare = |c: char| !c.is_whitespace() && is_visible(c) && !matches!(c, '"' | '=' | '\\');
+    if !text.is_empty() && text.chars().all(bare) {
+        return text.into();
+    }
+    // Debug escapes most of what is not visible, as Go does.
+    visible(&format!("{text:?}")).into_owned().into()
 }
 
 /// Formats a time as UTC, with `decimals` digits of the second's fraction.
@@ -367,6 +372,22 @@ mod tests {
         );
         assert_eq!(quoted(""), "\"\"");
         assert_eq!(quoted("a=b"), "\"a=b\"");
+    }
+
+    #[test]
+    fn a_name_adds_no_line_and_nothing_that_is_not_seen() {
+        let name = "web\nlevel=ERROR\u{202e}\u{200b}\u{3164}";
+        let fields =
+            |name: &str| Fields { message: "m".to_owned(), rest: vec![("name", name.into())], texts: Vec::new() };
+        for name in [name, "\u{202e}", "\u{3164}", "\u{7f}", "\u{fe0f}"] {
+            for line in [text_line(None, "INFO", &fields(name)), json_line(None, "INFO", &fields(name))] {
+                assert!(line.trim_end_matches('\n').chars().all(is_visible), "{line:?}");
+            }
+            let json: serde_json::Value = serde_json::from_str(&json_line(None, "INFO", &fields(name))).unwrap();
+            assert_eq!(json["name"], name, "it is the same name");
+        }
+        let shown = text_line(None, "INFO", &fields(name));
+        assert_eq!(shown, "level=INFO msg=m name=\"web\\nlevel=ERROR\\u{202e}\\u{200b}\\u{3164}\"\n");
     }
 
     #[test]

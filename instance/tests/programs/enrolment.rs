@@ -41,7 +41,7 @@ impl Host {
     fn enrol(&self, folder: &Path, more: &[&str], before: &[&str]) -> Output {
         let (program, out) = (binary("nebula-enrol").display().to_string(), folder.display().to_string());
         let (url, tls) = (self.cluster.ca_url(), self.cluster.ca_file("tls.crt"));
-        let command = [&program, "-ca-url", &url, "-tls-ca", &tls, "-out-dir", &out];
+        let command = [&program, "-ca-url", &url, "-tls-ca", &tls, "-out-dir", &out, "-device", "neb0"];
         self.cluster.world.exec("control", &[before, &command, more].concat())
     }
 

@@ -11,6 +11,7 @@ use std::process::Output;
 use std::time::{Duration, Instant};
 
 use nebula_cert::{Identity, JoinToken};
+use nebula_instance::enrol::limits::Limits;
 use nebula_instance::enrol::{self, Files};
 use nebula_instance::linux::clock::unix_now;
 use nix::sys::signal::Signal;
@@ -49,8 +50,14 @@ impl Network {
 
     /// Runs the second command, on the host.
     fn up(&self, host: &str, token: &str) -> Output {
+        self.up_with(host, token, &[])
+    }
+
+    fn up_with(&self, host: &str, token: &str, more: &[&str]) -> Output {
         let (program, folder) = (ours().display().to_string(), self.folder(host).display().to_string());
-        self.0.world.exec(host, &[&program, "up", token, "--dir", &folder, "--no-start"])
+        let file = self.0.world.write(&format!("{host}.token"), token).display().to_string();
+        let words = [&program, "up", "-token-file", &file, "-dir", &folder, "-no-start"];
+        self.0.world.exec(host, &[&words, more].concat())
     }
 
     fn start(&mut self, host: &str) {
@@ -130,6 +137,47 @@ fn a_bare_host_is_in_the_network_after_two_commands_and_follows_what_the_ca_anno
     network.wait("the end of the tunnel", Duration::from_secs(15), |net| {
         net.0.world.pings("vm", LIGHTHOUSE, 1, "0.2") == 0
     });
+}
+
+#[test]
+#[ignore = "needs root and network namespaces"]
+fn what_a_host_uses_already_is_not_taken_unless_it_is_named() {
+    let mut network = Network::new();
+    network.0.world.host("vm");
+    let ip = |words: &str| network.0.world.run("vm", &[&["ip"], &*words.split(' ').collect::<Vec<_>>()].concat());
+    ip("link add docker0 type veth peer name inside");
+    ip("link set docker0 up");
+    ip("addr add 172.17.0.1/16 dev docker0");
+    ip("route add default via 172.17.0.254 dev docker0");
+    ip("route add 10.9.0.0/16 via 172.17.0.253 dev docker0 table 52");
+    ip("route add blackhole 10.77.0.0/24");
+    // The token is for 10.42.0.0/16, and this service was taken over, or another one made the token.
+    let token = network.token("gate", &["--unsafe-networks", "192.168.7.0/24"]);
+    let good: JoinToken = token.parse().unwrap();
+    for (overlay, said) in [
+        ("172.17.0.254/32", "a gateway by docker0"),
+        ("172.17.5.0/24", "the route by docker0"),
+        ("10.9.3.0/24", "the route by docker0"),
+        ("10.77.0.0/16", "the route which leads nowhere"),
+        ("128.0.0.0/1", "default route"),
+        ("10.43.0.0/16", "for which the join token was made"),
+    ] {
+        let networks = [overlay.parse().unwrap()];
+        let other = JoinToken::new(good.url(), *good.fingerprint(), good.secret(), &networks).unwrap();
+        let refused = network.up("vm", &other.to_text());
+        let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success() && text.contains(said), "{overlay}: {text}");
+        assert!(!network.folder("vm").join("host.crt").exists());
+    }
+    ip("route add 10.42.7.0/24 via 172.17.0.253 dev docker0");
+    for (accepted, missing) in [("10.1.0.0/16", "10.42.0.0/16"), ("10.42.0.0/16", "192.168.7.0/24")] {
+        let refused = network.up_with("vm", &token, &["-accept-networks", accepted]);
+        let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(text.ends_with(&format!("-accept-networks {missing}\n")), "{text}");
+        assert!(!network.folder("vm").join("host.crt").exists());
+    }
+    let named = network.up_with("vm", &token, &["-accept-networks", "10.42.0.0/16,192.168.7.0/24"]);
+    assert!(named.status.success(), "{}", String::from_utf8_lossy(&named.stderr));
 }
 
 #[test]
@@ -229,20 +277,20 @@ fn a_service_with_another_key_is_told_nothing_and_a_wrong_clock_is_named() {
     let (ca, dir) = (binary("nebula-ca").display().to_string(), network.0.ca_file(""));
     let audit = || std::fs::read_to_string(network.0.ca_file("audit.log")).unwrap();
     let before = audit();
-    let forged = JoinToken::new(good.url(), [7; 32], good.secret()).unwrap().to_text();
+    let forged = JoinToken::new(good.url(), [7; 32], good.secret(), good.networks()).unwrap().to_text();
     let refused = network.up("vm", &forged);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && said.contains("shows another key"), "{said}");
     assert_eq!(audit(), before, "the CA saw no request");
     assert!(run(&ca, &["token", "list", "--dir", &dir]).contains("open for"), "the token is as good as before");
-    assert!(!network.folder("vm").exists(), "nothing is left");
+    assert!(!network.folder("vm").join("host.crt").exists(), "no certificate");
 
     let namespace = network.0.world.namespace_of("vm");
     let clock = |folder: &Path, ahead: i64| {
         let (files, good, namespace) = (Files::new(folder), good.clone(), namespace.clone());
         let joined = std::thread::spawn(move || {
             world::enter(&namespace);
-            enrol::join(&good, &files, unix_now() + ahead).map_err(|error| error.to_string())
+            enrol::join(&good, &files, &Limits::default(), unix_now() + ahead).map_err(|error| error.to_string())
         });
         joined.join().unwrap()
     };

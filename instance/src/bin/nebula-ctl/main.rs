@@ -11,6 +11,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser as _};
+use nebula_cert::visible;
 
 use arguments::{Arguments, Command};
 use daemon::Failure;
@@ -36,19 +37,21 @@ fn main() -> ExitCode {
     match asked {
         Ok((_, answer)) => {
             let command = &arguments.command;
-            let findings = command.findings(&answer);
+            // Names and texts of others become part of sentences and tables.
+            let shown = print::visible_values(&answer);
+            let findings = command.findings(&shown);
             let code = if command.is_bad_news(&answer, &findings) { FAILED } else { 0 };
             let text = match (arguments.json, command) {
-                (true, Command::Doctor | Command::Why { .. }) => {
-                    format!("{:#}\n", doctor::document(&findings, &answer))
-                }
-                (true, _) => format!("{answer:#}\n"),
-                (false, _) => print::readable(command, &answer, &findings),
+                (true, Command::Doctor | Command::Why { .. }) => print::json(&doctor::document(&findings, &answer)),
+                (true, _) => print::json(&answer),
+                (false, _) => print::readable(command, &shown, &findings),
             };
             say(&text, ExitCode::from(code))
         }
         Err(failure) => {
-            let _ = writeln!(std::io::stderr(), "nebula-ctl: {failure}");
+            // What a reload refuses is one line for each finding.
+            let lines: Vec<_> = failure.to_string().lines().map(|line| visible(line).into_owned()).collect();
+            let _ = writeln!(std::io::stderr(), "nebula-ctl: {}", lines.join("\n"));
             ExitCode::from(match failure {
                 Failure::Refused(_) => FAILED,
                 Failure::Unreachable(_) => UNREACHABLE,

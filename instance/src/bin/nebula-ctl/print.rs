@@ -1,13 +1,32 @@
-//! Formats answers for people. Text from peers, such as names, is shown without control characters.
+//! Formats answers for people and programs.
 
+use nebula_cert::{visible, visible_json};
 use serde_json::Value;
 
 use crate::arguments::Command;
 use crate::doctor::{self, Finding};
 
-/// Formats the answer to a command, line by line.
+/// The answer with all texts in it as they may be printed: names of peers and certificates, and what others said.
+pub(crate) fn visible_values(answer: &Value) -> Value {
+    match answer {
+        Value::String(text) => visible(text).into(),
+        Value::Array(items) => items.iter().map(visible_values).collect(),
+        Value::Object(entries) => {
+            let entry = |(key, value): (&String, &Value)| (visible(key).into_owned(), visible_values(value));
+            Value::Object(entries.iter().map(entry).collect())
+        }
+        other => other.clone(),
+    }
+}
+
+/// The document for a program, which may show it on a terminal.
+pub(crate) fn json(document: &Value) -> String {
+    format!("{}\n", visible_json(&format!("{document:#}")))
+}
+
+/// Formats the answer to a command, line by line. `answer` and `findings` are visible.
 pub(crate) fn readable(command: &Command, answer: &Value, findings: &[Finding]) -> String {
-    let text = match command {
+    match command {
         Command::Status => status(answer) + &doctor::readable(findings),
         Command::Doctor => diagnosis(findings),
         Command::Why { .. } => doctor::state(answer) + &diagnosis(findings),
@@ -22,8 +41,7 @@ pub(crate) fn readable(command: &Command, answer: &Value, findings: &[Finding]) 
         Command::LogLevel { .. } => format!("{}\n", show(&answer["level"])),
         Command::Trace { .. } => trace(answer),
         Command::Completion { .. } => String::new(),
-    };
-    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
+    }
 }
 
 fn diagnosis(findings: &[Finding]) -> String {
@@ -45,7 +63,8 @@ fn status(answer: &Value) -> String {
     let reload = match &answer["last_reload"] {
         Value::Null => "none since the start".to_owned(),
         last if last["error"].is_null() => "in force".to_owned(),
-        last => format!("REFUSED: {}", show(&last["error"])),
+        // Of several findings, each is a line.
+        last => format!("REFUSED: {}", show(&last["error"]).replace("\\n", "; ")),
     };
     let left = answer["certificate_seconds_left"].as_i64();
     let text = fields(&[
@@ -374,12 +393,14 @@ mod tests {
 
     #[test]
     fn columns_line_up_and_names_of_peers_cannot_move_the_cursor() {
-        let peer = json!({"name": "web\u{1b}[2J", "addresses": ["10.42.0.7"], "endpoint": null, "relay": "10.42.0.1",
+        let peer = json!({"name": "web\n10.0.0.1\u{1b}[2J", "addresses": ["10.42.0.7"], "endpoint": null, "relay": "10.42.0.1",
             "messages_sent": 1, "messages_received": 22, "certificate_version": 2});
-        let text = readable(&Command::Peers, &json!({"peers": [peer], "more": 0, "handshaking": []}), &[]);
+        let answer = visible_values(&json!({"peers": [peer], "more": 0, "handshaking": []}));
+        let text = readable(&Command::Peers, &answer, &[]);
         let lines: Vec<_> = text.lines().collect();
-        assert_eq!(lines[0].find("ADDRESSES"), lines[1].find("10.42.0.7").map(|at| at - '\u{fffd}'.len_utf8() + 1));
-        assert!(lines[1].contains("relay 10.42.0.1") && !text.contains('\u{1b}'), "{text}");
+        assert_eq!(lines.len(), 2, "{text}");
+        assert_eq!(lines[0].find("ADDRESSES"), lines[1].find("10.42.0.7"));
+        assert!(lines[1].starts_with("web\\n10.0.0.1\\u{1b}[2J  10.42.0.7"), "{text}");
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Why a request failed, worded for people.
 
+use nebula_cert::visible;
+
 /// The error of a refused request.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
@@ -35,4 +37,16 @@ pub(crate) enum Refusal {
     Ending,
     #[error("{0}")]
     Reload(String),
+}
+
+impl Refusal {
+    /// The text as it may be printed: one line, and for a reload one for each finding.
+    pub(crate) fn visible(&self) -> String {
+        match self {
+            Self::Reload(findings) => {
+                findings.lines().map(|finding| visible(finding).into_owned()).collect::<Vec<_>>().join("\n")
+            }
+            other => visible(&other.to_string()).into_owned(),
+        }
+    }
 }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nebula_cert::listener::{Place, Places, Source};
+use nebula_cert::visible_json;
 use nix::sys::stat::{Mode, umask};
 use serde_json::{Value, json};
 
@@ -200,9 +201,9 @@ fn converse(
     let answered = asked.and_then(|object: Value| Request::read(&object)).and_then(answer);
     let document = match answered {
         Ok(result) => json!({ "result": result }),
-        Err(refusal) => json!({ "error": refusal.to_string() }),
+        Err(refusal) => json!({ "error": refusal.visible() }),
     };
-    write_line(stream, &format!("{document}\n"))
+    write_line(stream, &format!("{}\n", visible_json(&document.to_string())))
 }
 
 fn read_line(stream: &UnixStream) -> io::Result<Vec<u8>> {

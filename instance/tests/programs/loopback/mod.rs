@@ -34,8 +34,15 @@ impl Network {
 
     /// Writes credentials and `NAME.yml` of a new host; `more` is its configuration besides the credentials.
     pub fn configure(&self, name: &str, networks: &[&str], more: &str) -> PathBuf {
+        self.configure_as(name, name, &[], networks, more)
+    }
+
+    /// Like [`Network::configure`], for a host whose certificate has another name than its files, and groups.
+    pub fn configure_as(&self, name: &str, certified: &str, groups: &[&str], networks: &[&str], more: &str) -> PathBuf {
         let key = PrivateKey::generate(Curve::Curve25519).unwrap();
-        let template = Template { not_after: self.not_after, ..template(name, key.public_key(), networks) };
+        let groups = groups.iter().map(|group| (*group).to_owned()).collect();
+        let template =
+            Template { not_after: self.not_after, groups, ..template(certified, key.public_key(), networks) };
         let certificate = template.sign(&self.ca, &self.ca_key).unwrap();
         let path = |suffix: &str| self.folder.path().join(format!("{name}.{suffix}"));
         std::fs::write(path("crt"), certificate.to_pem()).unwrap();
@@ -52,9 +59,22 @@ impl Network {
 
     /// Starts `program` as a new host without a device; `more` is its configuration besides device and credentials.
     pub fn start(&self, program: &Path, name: &str, networks: &[&str], more: &str) -> Daemon {
+        self.start_as(program, name, name, &[], networks, more)
+    }
+
+    /// Like [`Network::start`], for a host whose certificate has another name than its files, and groups.
+    pub fn start_as(
+        &self,
+        program: &Path,
+        name: &str,
+        certified: &str,
+        groups: &[&str],
+        networks: &[&str],
+        more: &str,
+    ) -> Daemon {
         let device = "tun: {disabled: true}\n";
         let fixed = format!("{}{device}", self.pki(name));
-        let config = self.configure(name, networks, &format!("{device}{more}"));
+        let config = self.configure_as(name, certified, groups, networks, &format!("{device}{more}"));
         let log = config.with_extension("log");
         let output = std::fs::File::create(&log).unwrap();
         let child = Command::new(program)

@@ -192,7 +192,9 @@ fn nebula_up_starts_the_unit_whose_confined_child_renews_and_ends_with_it() {
 
     let token = network.token("vm", &["--life", "6s"]);
     let program = format!("{PLACE}/nebula");
-    let up = systemd.call(&["nsenter", &format!("--net=/run/netns/{namespace}"), &program, "up", &token]);
+    systemd.write("token", token.as_bytes());
+    let inside = format!("--net=/run/netns/{namespace}");
+    let up = systemd.call(&["nsenter", &inside, &program, "up", "-token-file", &format!("{PLACE}/token")]);
     let said = String::from_utf8_lossy(&up.stdout).into_owned();
     assert!(up.status.success(), "{said}{}\n{}", String::from_utf8_lossy(&up.stderr), systemd.log());
     assert!(said.contains("started nebula.service"), "{said}");

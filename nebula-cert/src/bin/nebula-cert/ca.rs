@@ -126,11 +126,7 @@ pub(crate) fn run(flags: Flags, now: Duration) -> anyhow::Result<()> {
 fn open(hardware: &Hardware, curve: Curve) -> anyhow::Result<Box<dyn Signer>> {
     let key = hardware.open()?;
     if key.curve() != curve {
-        let flag = match key.curve() {
-            Curve::Curve25519 => "25519",
-            Curve::P256 => "P256",
-        };
-        bail!("invalid curve for PKCS#11: {curve}, the key in the token needs -curve {flag}");
+        bail!("invalid curve for PKCS#11: {curve}, the key in the token needs -curve {}", key.curve().flag());
     }
     Ok(key)
 }

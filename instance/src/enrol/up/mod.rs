@@ -1,24 +1,42 @@
-//! `nebula up TOKEN`: makes a bare host a member of the network in one command.
+//! `nebula up`: makes a bare host a member of the network in one command.
+
+pub mod words;
 
 use std::fmt::Write as _;
-use std::io::{Read, Write as _};
+use std::io::Write as _;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use ipnet::IpNet;
-use nebula_cert::{JoinToken, UnixTime};
+use nebula_cert::{Curve, JoinToken, UnixTime, visible};
 use zeroize::Zeroizing;
 
+use self::words::Words;
+use super::limits::Limits;
 use super::{Enrolled, Error, Files};
+use crate::ca_client;
 use crate::go::flags::{self, Flag};
 use crate::linux::clock;
+use crate::linux::used_networks::used_networks;
 
-/// The parsed command line.
+/// What the user wants.
+#[derive(Debug)]
+enum Order {
+    /// To make the key that a token can be bound to.
+    Prepare {
+        place: Place,
+        curve: Curve,
+    },
+    Join(Wish),
+}
+
+/// A host that shall join.
 #[derive(Debug)]
 struct Wish {
     token: JoinToken,
     place: Place,
+    accepted: Vec<IpNet>,
     starts: bool,
 }
 
@@ -34,70 +52,87 @@ struct Place {
 
 /// Runs `nebula up`; `words` are the arguments after `up`.
 #[must_use]
-pub fn main(words: Vec<String>) -> ExitCode {
-    let wish = match read(words) {
-        Ok(Some(wish)) => wish,
-        Ok(None) => {
+pub fn main(words: Zeroizing<Vec<String>>) -> ExitCode {
+    let words = match Words::parse(words) {
+        Ok(words) => words,
+        Err(words::Error::Help) => {
             say(&format!("{ABOUT}\nFlags:\n{}", flags::describe(FLAGS)));
             return ExitCode::SUCCESS;
         }
-        Err(message) => {
-            eprintln!("nebula up: {message}; see nebula up -help");
-            return ExitCode::from(2);
-        }
+        Err(words::Error::Usage(message)) => return misused(&message),
     };
-    match wish.fulfil(clock::unix_now()) {
+    if let Some(warning) = words.warning() {
+        eprintln!("nebula up: warning: {warning}");
+    }
+    let order = match Order::read(&words, words::ask) {
+        Ok(order) => order,
+        Err(message) => return misused(&message),
+    };
+    match order.fulfil(clock::unix_now()) {
         Ok(said) => {
             say(&said);
             ExitCode::SUCCESS
         }
         Err(message) => {
-            eprintln!("nebula up: {message}");
+            eprintln!("nebula up: {}", visible(&message));
             ExitCode::FAILURE
         }
     }
 }
 
-/// Parses the arguments; `None` if help was requested.
-fn read(words: Vec<String>) -> Result<Option<Wish>, String> {
-    let mut words = Zeroizing::new(words);
-    let (mut given, mut token) = (Vec::new(), None);
-    loop {
-        let parsed = match flags::parse(std::mem::take(&mut *words), FLAGS) {
-            Ok(parsed) => parsed,
-            Err(flags::Error::Help) => return Ok(None),
-            Err(error) => return Err(error.to_string()),
-        };
-        let mut rest = parsed.rest().to_vec();
-        given.push(parsed);
-        if rest.is_empty() {
-            break;
-        }
-        if token.replace(Zeroizing::new(rest.remove(0))).is_some() {
-            return Err("there is more than one token".to_owned());
-        }
-        *words = rest;
-    }
-    let value = |name| given.iter().rev().find_map(|flags| flags.value(name));
-    let place = Place::of(value("dir").unwrap_or(USUAL_FOLDER).as_ref(), value("name"))?;
-    let token = match (token, value("token-file")) {
-        (Some(token), None) if *token == "-" => read_token(std::io::stdin(), "standard input")?,
-        (Some(token), None) => token,
-        (None, Some(path)) => {
-            let file = std::fs::File::open(path).map_err(|error| format!("cannot read {path}: {error}"))?;
-            read_token(file, path)?
-        }
-        (Some(_), Some(_)) => return Err("give the token or -token-file, not both".to_owned()),
-        (None, None) => return Err("the join token is missing (nebula-ca token create --join)".to_owned()),
-    };
-    let token = token.parse().map_err(|error: nebula_cert::JoinTokenError| error.to_string())?;
-    Ok(Some(Wish { token, place, starts: value("no-start") != Some("true") }))
+fn misused(message: &str) -> ExitCode {
+    eprintln!("nebula up: {}; see nebula up -help", visible(message));
+    ExitCode::from(2)
 }
 
-fn read_token(source: impl Read, what: &str) -> Result<Zeroizing<String>, String> {
-    let mut text = Zeroizing::new(String::with_capacity(MAX_TOKEN_BYTES));
-    let read = source.take(MAX_TOKEN_BYTES as u64).read_to_string(&mut text);
-    read.map(|_| text).map_err(|error| format!("cannot read {what}: {error}"))
+impl Order {
+    /// Makes sense of the words; `ask` returns a token that is not among them.
+    fn read(words: &Words, ask: impl FnOnce() -> Result<Zeroizing<String>, String>) -> Result<Self, String> {
+        let place = Place::of(words.value("dir").unwrap_or(USUAL_FOLDER).as_ref(), words.value("name"))?;
+        let curve = match words.value("curve") {
+            None | Some("25519") => Curve::Curve25519,
+            Some("P256") => Curve::P256,
+            Some(other) => return Err(format!("invalid curve: {other}; it is 25519 or P256")),
+        };
+        if words.is_set("prepare") {
+            let refused = || "-prepare comes before there is a token".to_owned();
+            return (!words.names_token()).then_some(Self::Prepare { place, curve }).ok_or_else(refused);
+        }
+        if words.value("curve").is_some() {
+            return Err("-curve is for -prepare; a join token says its curve".to_owned());
+        }
+        let mut accepted = Vec::new();
+        for network in words.values("accept-networks").flat_map(|value| value.split(',')) {
+            let network: IpNet = network.trim().parse().map_err(|_| format!("{network:?} is no network"))?;
+            accepted.push(network.trunc());
+        }
+        let token = words.token(ask)?.parse().map_err(|error: nebula_cert::JoinTokenError| error.to_string())?;
+        Ok(Self::Join(Wish { token, place, accepted, starts: !words.is_set("no-start") }))
+    }
+
+    fn fulfil(self, now: UnixTime) -> Result<String, String> {
+        match self {
+            Self::Join(wish) => wish.fulfil(now),
+            Self::Prepare { place, curve } => {
+                let key = super::prepare(&Files::new(&place.files), curve).map_err(|error| explained(&error))?;
+                Ok(format!("{key}\n"))
+            }
+        }
+    }
+}
+
+/// The error, and what to do about it.
+fn explained(error: &Error) -> String {
+    match error {
+        Error::File { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
+            format!("{error} (run it as root)")
+        }
+        Error::Ca(ca_client::Error::Denied { code, .. }) if code == "token_used" => format!(
+            "{error}. If this host has not used it, somebody else has its place in the network now: on the CA, see `nebula-ca \
+             certificate list` and give `nebula-ca certificate revoke`"
+        ),
+        error => error.to_string(),
+    }
 }
 
 impl Place {
@@ -131,18 +166,11 @@ impl Place {
 impl Wish {
     fn fulfil(self, now: UnixTime) -> Result<String, String> {
         let files = Files::new(&self.place.files);
-        let enrolled = super::join(&self.token, &files, now).map_err(|error| match error {
-            Error::File { ref source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
-                format!("{error} (run it as root)")
-            }
-            error => error.to_string(),
-        })?;
-        let mut said = format!(
-            "enrolled {} as {} (groups: {})\n",
-            enrolled.name,
-            enrolled.networks.join(", "),
-            if enrolled.groups.is_empty() { "none".to_owned() } else { enrolled.groups.join(", ") },
-        );
+        let used = used_networks(&self.place.device)
+            .map_err(|error| format!("cannot see which networks this host uses already: {error}"))?;
+        let limits = Limits { overlay: Vec::new(), accepted: self.accepted, used };
+        let enrolled = super::join(&self.token, &files, &limits, now).map_err(|error| explained(&error))?;
+        let mut said = format!("{enrolled}\n");
         let config = &self.place.config;
         let text = configuration(&self.place, &files, &enrolled);
         let is_new = write_new(config, &text).map_err(|error| format!("cannot write {}: {error}", config.display()))?;
@@ -243,18 +271,21 @@ fn say(text: &str) {
 
 const USUAL_FOLDER: &str = "/etc/nebula";
 const SYSTEMD: &str = "/run/systemd/system";
-const MAX_TOKEN_BYTES: usize = 4096;
 /// The length limit of device names, because the name is also the device's.
 const MAX_NAME_BYTES: usize = 15;
 
 const ABOUT: &str = "\
-Usage: nebula up TOKEN [flags]
+Usage: nebula up [flags]
+       nebula up -prepare [flags]
 
 Makes this host a member of a network, as root: with the join token of `nebula-ca token create --join` it gets a
 certificate, writes a configuration unless there is one, and starts nebula.service where systemd runs. nebula then renews
 the certificate by itself. The service must show the key that the token names before it is told anything.
 
-TOKEN may be - for standard input: arguments of a program are seen by all users of a host.
+The token is asked for on a terminal, without being shown, else read from standard input. It may be an argument, too, but
+every user of a host can read the arguments of its programs, and the first one to use a token is the one it is for. A token
+that is bound to this host's key is worth nothing to others: nebula up -prepare prints what nebula-ca token create --key
+takes.
 ";
 
 const FLAGS: &[Flag] = &[
@@ -269,6 +300,18 @@ const FLAGS: &[Flag] = &[
         help: "A further network: configuration DIR/NAME.yml, files in DIR/NAME, device NAME, unit nebula@NAME",
     },
     Flag { name: "token-file", takes_value: true, help: "File with the join token" },
+    Flag {
+        name: "prepare",
+        takes_value: false,
+        help: "Only make the key of this host, and print its public half for nebula-ca token create --key",
+    },
+    Flag { name: "curve", takes_value: true, help: "With -prepare: 25519 or P256, as the CA (default 25519)" },
+    Flag {
+        name: "accept-networks",
+        takes_value: true,
+        help: "Networks, with commas, that the certificate may have although they are public, special or in use here, or \
+               that other hosts may reach through this one",
+    },
     Flag { name: "no-start", takes_value: false, help: "Start nothing; say how" },
 ];
 
@@ -276,45 +319,39 @@ const FLAGS: &[Flag] = &[
 mod tests {
     use super::*;
 
-    fn words(text: &str) -> Vec<String> {
-        text.split_whitespace().map(str::to_owned).collect()
-    }
-
-    fn token() -> String {
-        JoinToken::new("https://ca.example", [7; 32], "nebula-enrol-x").unwrap().to_text().to_string()
+    fn read(line: &str) -> Result<Order, String> {
+        let words = line.split_whitespace().map(str::to_owned).collect();
+        let Ok(words) = Words::parse(Zeroizing::new(words)) else { panic!("{line} is no line") };
+        let networks = ["10.42.0.0/16".parse().unwrap()];
+        let token = JoinToken::new("https://ca.example", [7; 32], "nebula-enrol-x", &networks).unwrap().to_text();
+        Order::read(&words, || Ok(token))
     }
 
     #[test]
-    fn flags_may_stand_before_and_after_the_token() {
-        for line in ["-dir /x TOKEN --no-start", "TOKEN -no-start -dir=/x", "--no-start --dir /x TOKEN"] {
-            let wish = read(words(&line.replace("TOKEN", &token()))).unwrap().unwrap();
-            assert_eq!(wish.token.url(), "https://ca.example");
-            assert!(!wish.starts);
-            assert_eq!(wish.place.config, Path::new("/x/config.yml"));
-        }
-        assert!(read(words("-help")).unwrap().is_none());
+    fn an_order_says_where_the_files_go_and_what_the_user_accepts() {
+        let line = "--no-start --dir /x -accept-networks 192.168.1.7/24,fd00::/8 -accept-networks 0.0.0.0/0";
+        let Ok(Order::Join(wish)) = read(line) else { panic!("a wish") };
+        assert_eq!((wish.token.url(), wish.starts), ("https://ca.example", false));
+        assert_eq!(wish.place.config, Path::new("/x/config.yml"));
+        let accepted: Vec<_> = wish.accepted.iter().map(ToString::to_string).collect();
+        assert_eq!(accepted, ["192.168.1.0/24", "fd00::/8", "0.0.0.0/0"]);
+        assert!(!format!("{wish:?}").contains("nebula-enrol-x"));
+        let Ok(Order::Join(wish)) = read("") else { panic!("a wish") };
+        assert!(wish.starts && wish.place.unit.as_deref() == Some("nebula.service"));
+        let Ok(Order::Prepare { place, curve }) = read("-prepare -curve P256 -name office") else { panic!("an order") };
+        assert_eq!((place.device.as_str(), curve), ("office", Curve::P256));
         for (line, said) in [
-            ("", "missing"),
-            ("a b", "more than one"),
             ("nonsense", "no join token"),
-            ("-x", "not defined"),
-            ("TOKEN -name a/b", "letters"),
-            ("TOKEN -token-file x", "not both"),
+            ("-name a/b", "letters"),
+            ("-accept-networks 10.0.0.0", "no network"),
+            ("-prepare TOKEN", "before there is a token"),
+            ("-prepare -token-file x", "before there is a token"),
+            ("-prepare -curve X", "invalid curve"),
+            ("-curve P256", "-curve is for -prepare"),
         ] {
-            let refused = read(words(&line.replace("TOKEN", &token()))).unwrap_err();
+            let refused = read(line).unwrap_err();
             assert!(refused.contains(said), "{line}: {refused}");
         }
-    }
-
-    #[test]
-    fn a_token_is_read_from_a_file() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("token");
-        std::fs::write(&file, format!("{}\n", token())).unwrap();
-        let wish = read(words(&format!("-token-file {}", file.display()))).unwrap().unwrap();
-        assert_eq!(wish.token.url(), "https://ca.example");
-        assert!(wish.starts && wish.place.unit.as_deref() == Some("nebula.service"));
-        assert!(!format!("{wish:?}").contains("nebula-enrol-x"));
     }
 
     #[test]
