@@ -46,6 +46,10 @@ impl Bindings {
         self.listeners.get_mut(&key)
     }
 
+    pub(crate) fn has_listener(&self, local: SocketAddr) -> bool {
+        [Some(local.ip()), None].iter().any(|address| self.listeners.contains_key(&(*address, local.port())))
+    }
+
     pub(crate) fn listener_at(&mut self, address: Option<IpAddr>, port: u16) -> Option<&mut Listener> {
         self.listeners.get_mut(&(address, port))
     }

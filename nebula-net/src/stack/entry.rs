@@ -38,6 +38,8 @@ pub(crate) struct Entry {
     pub(crate) queued: bool,
     /// The timer that counts.
     pub(crate) scheduled: Option<Instant>,
+    /// This side opened it.
+    pub(crate) dialled: bool,
     /// The program dropped it.
     pub(crate) orphaned: bool,
     /// In the list of those in TIME-WAIT.
@@ -56,6 +58,7 @@ impl Entry {
             sender: None,
             queued: false,
             scheduled: None,
+            dialled: false,
             orphaned: false,
             resting: false,
             readers: Waiters::default(),

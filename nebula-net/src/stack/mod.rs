@@ -12,6 +12,7 @@ mod entry;
 mod outgoing;
 mod packet;
 mod peers;
+mod ports;
 mod random;
 mod shares;
 mod slots;
@@ -35,6 +36,7 @@ use self::entry::{Entry, Stage};
 use self::outgoing::Outgoing;
 use self::packet::IpPacket;
 use self::peers::Peers;
+use self::ports::Ports;
 use self::random::Secret;
 use self::shares::Shares;
 use self::timers::Timers;
@@ -131,6 +133,7 @@ pub struct Stack {
     /// Until then, an answer to a SYN may come back whose connection was forgotten.
     cookies_until: Instant,
     peers: Peers,
+    ports: Ports,
     counters: Counters,
     /// Connections of this side that were opened since the last look.
     opened: VecDeque<Id>,
@@ -185,6 +188,7 @@ impl Stack {
             half_open: Shares::default(),
             cookies_until: now,
             peers: Peers::default(),
+            ports: Ports::default(),
             counters: Counters::default(),
             opened: VecDeque::new(),
             time_wait: VecDeque::new(),
@@ -352,14 +356,18 @@ impl Stack {
         if self.addresses.contains(&remote.ip()) {
             return Err(Error::OwnAddress);
         }
-        let local = self.local_for(remote.ip()).ok_or(Error::Unreachable)?;
+        let local = self.local_for(remote.ip()).ok_or(Error::NoAddress)?;
+        let (flow, initial) = self.free_flow(now, local, remote).ok_or(Error::NoPort)?;
         if self.connections.len() >= self.limits.connections {
-            return Err(Error::Unreachable);
+            self.ports.release((local, remote), flow.local.port());
+            return Err(Error::TooMany);
         }
-        let flow = self.free_flow(local, remote).ok_or(Error::Unreachable)?;
         let begin = self.begin(now, flow);
+        let begin = Begin { initial: initial.unwrap_or(begin.initial), ..begin };
         let peer = self.peers.open(None);
-        let id = self.insert(Entry::new(flow, Connection::connect(now, begin), Stage::Opening, peer));
+        let mut entry = Entry::new(flow, Connection::connect(now, begin), Stage::Opening, peer);
+        entry.dialled = true;
+        let id = self.insert(entry);
         self.settle(now, id);
         Ok(id)
     }
@@ -368,13 +376,28 @@ impl Stack {
         self.addresses.iter().copied().find(|address| address.is_ipv4() == remote.is_ipv4())
     }
 
-    /// A flow to `remote` from an ephemeral port that has none yet (RFC 6056).
-    fn free_flow(&mut self, local: IpAddr, remote: SocketAddr) -> Option<Flow> {
-        let first = self.secret.port(local, remote);
-        (0..random::EPHEMERAL).map(|step| random::ephemeral(first, step)).find_map(|port| {
-            let flow = Flow { local: SocketAddr::new(local, port), remote };
-            (!self.flows.contains_key(&flow) && self.bindings.listener(flow.local).is_none()).then_some(flow)
-        })
+    /// A flow to `remote` from a port that has none. If all have one, it follows the one that is in TIME-WAIT longest (RFC 6191), with
+    /// the initial sequence number that this asks for.
+    fn free_flow(&mut self, now: Instant, local: IpAddr, remote: SocketAddr) -> Option<(Flow, Option<u32>)> {
+        let destination = (local, remote);
+        let flow = |port| Flow { local: SocketAddr::new(local, port), remote };
+        let Self { ports, secret, flows, bindings, connections, .. } = self;
+        let is_usable = |port| !flows.contains_key(&flow(port)) && !bindings.has_listener(SocketAddr::new(local, port));
+        if let Some(port) = ports.take(destination, || secret.port(local, remote), is_usable) {
+            return Some((flow(port), None));
+        }
+        let connection = |id| connections.get(id).map(|entry| &entry.connection);
+        let is_over = |id| connection(id).is_none_or(|it| it.state() != State::TimeWait);
+        let may_follow = |id| connection(id).is_some_and(|it| it.may_be_followed(now));
+        let old = ports.take_resting(destination, is_over, may_follow)?;
+        let flow = self.connections.get(old)?.flow;
+        let wanted = self.begin(now, flow).initial;
+        let entry = self.connections.get_mut(old)?;
+        // Its port is the next one's.
+        entry.dialled = false;
+        let initial = entry.connection.later_initial(wanted);
+        self.remove(old);
+        Some((flow, Some(initial)))
     }
 
     fn begin(&self, now: Instant, flow: Flow) -> Begin {
@@ -446,14 +469,19 @@ impl Stack {
         entry.wake_if_ready();
         if state == State::TimeWait && !entry.resting {
             entry.resting = true;
+            if entry.dialled {
+                let destination = (entry.flow.local.ip(), entry.flow.remote);
+                let Self { ports, connections, .. } = self;
+                let state = |id| connections.get(id).map(|entry| entry.connection.state());
+                ports.rest(destination, id, |id| state(id) != Some(State::TimeWait));
+            }
             self.time_wait.push_back(id);
             self.limit_time_wait();
         } else if state == State::Closed && !entry.queued {
             // The flow may begin again, even if the program has not looked at the end of this one.
-            if self.flows.get(&entry.flow) == Some(&id) {
-                self.flows.remove(&entry.flow);
-            }
-            if entry.orphaned {
+            let is_orphaned = entry.orphaned;
+            self.free(id);
+            if is_orphaned {
                 self.remove(id);
             }
         }
@@ -472,12 +500,21 @@ impl Stack {
         }
     }
 
-    fn remove(&mut self, id: Id) {
+    /// Another connection may have the flow of this one.
+    fn free(&mut self, id: Id) {
         let Some(entry) = self.connections.get(id) else { return };
         let flow = entry.flow;
         if self.flows.get(&flow) == Some(&id) {
             self.flows.remove(&flow);
+            if entry.dialled {
+                self.ports.release((flow.local.ip(), flow.remote), flow.local.port());
+            }
         }
+    }
+
+    fn remove(&mut self, id: Id) {
+        self.free(id);
+        let Some(entry) = self.connections.get(id) else { return };
         // A program that still holds it is told that it ended.
         if entry.orphaned {
             self.peers.close(entry.peer, entry.connection.buffered());

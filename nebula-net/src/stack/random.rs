@@ -6,14 +6,15 @@ use aws_lc_rs::digest::{Context, Digest, SHA256};
 
 use super::Flow;
 
-/// First ephemeral port, and how many there are (RFC 6335 section 6).
-const FIRST_EPHEMERAL: u16 = 49_152;
+/// First ephemeral port: the range is that of Linux, 32,768 to 60,999.
+pub(crate) const FIRST_EPHEMERAL: u16 = 32_768;
 /// Number of ephemeral ports.
-pub(crate) const EPHEMERAL: u16 = 16_384;
+pub(crate) const EPHEMERAL: u16 = 28_232;
 
 /// The ephemeral port `step` places after one.
 pub(crate) fn ephemeral(first: u16, step: u16) -> u16 {
-    FIRST_EPHEMERAL + (first.wrapping_add(step)) % EPHEMERAL
+    let place = (u32::from(first) + u32::from(step)) % u32::from(EPHEMERAL);
+    FIRST_EPHEMERAL + place as u16
 }
 
 /// A secret, and a counter so that no number repeats.

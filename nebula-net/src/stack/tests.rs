@@ -288,6 +288,72 @@ fn the_oldest_of_too_many_in_time_wait_makes_room() {
     assert_eq!([0, 1].map(|at| pair.stacks[at].connections()), [3, 0]);
 }
 
+/// As many short connections to one port as there are ports, and more.
+#[test]
+fn a_port_in_time_wait_is_used_again_once_its_timestamps_have_gone_on() {
+    const PORTS: usize = random::EPHEMERAL as usize;
+    let limits = Limits { time_wait: 1 << 16, ..Limits::default() };
+    let mut pair = Pair::new(["10.0.0.1", "10.0.0.2"], StackOptions { limits, ..StackOptions::default() });
+    pair.stacks[1].listen(None, 80).unwrap();
+    let end = |pair: &mut Pair, (near, far)| {
+        pair.stacks[0].close(pair.now, near);
+        pair.carry();
+        pair.stacks[1].close(pair.now, far);
+        pair.carry();
+    };
+    for _ in 0..PORTS {
+        let ends = pair.connect(80);
+        end(&mut pair, ends);
+    }
+    assert_eq!(pair.stacks[0].connections(), PORTS);
+    assert_eq!(pair.stacks[0].connect(pair.now, pair.remote(80)), Err(Error::NoPort));
+    let other = pair.stacks[0].connect(pair.now, pair.remote(81)).unwrap();
+    pair.stacks[0].close(pair.now, other);
+    pair.pass(Duration::from_secs(1));
+    let mut seen = std::collections::HashSet::new();
+    for _ in 0..1000 {
+        let ends = pair.connect(80);
+        assert!(seen.insert(pair.stacks[0].flow(ends.0).unwrap()), "the one that rests longest");
+        assert_eq!(pair.write(0, ends.0, b"hello"), Poll::Ready(Ok(5)));
+        pair.carry();
+        assert_eq!(pair.read(1, ends.1), Poll::Ready(Ok(b"hello".to_vec())));
+        end(&mut pair, ends);
+    }
+    assert_eq!(pair.stacks[0].connections(), PORTS);
+    pair.pass(Duration::from_secs(61));
+    assert_eq!(pair.stacks[0].connections(), 0);
+}
+
+/// The peer rests as well: it tells the new connection by its timestamps.
+#[test]
+fn a_port_is_used_again_though_the_peer_closed_first() {
+    let mut pair = Pair::v4();
+    pair.stacks[1].listen(None, 80).unwrap();
+    let (near, far) = pair.connect(80);
+    let flow = pair.stacks[0].flow(near).unwrap();
+    for (at, id) in [(1, far), (0, near)] {
+        pair.stacks[at].close(pair.now, id);
+        pair.carry();
+    }
+    assert_eq!([0, 1].map(|at| pair.stacks[at].connections()), [0, 1]);
+    pair.now += Duration::from_millis(5);
+    // The same secret begins with the same port again.
+    pair.stacks[0].secret = Secret::new([0; 32]);
+    let (again, _) = pair.connect(80);
+    assert_eq!(pair.stacks[0].flow(again), Some(flow));
+    assert_eq!([0, 1].map(|at| pair.stacks[at].connections()), [1, 1]);
+}
+
+#[test]
+fn what_keeps_a_node_from_connecting_has_an_error_of_its_own() {
+    let limits = Limits { connections: 1, ..Limits::default() };
+    let mut pair = Pair::new(["10.0.0.1", "10.0.0.2"], StackOptions { limits, ..StackOptions::default() });
+    assert_eq!(pair.stacks[0].connect(pair.now, "[fd00::2]:80".parse().unwrap()), Err(Error::NoAddress));
+    assert_eq!(pair.stacks[0].connect(pair.now, "10.0.0.1:80".parse().unwrap()), Err(Error::OwnAddress));
+    assert!(pair.stacks[0].connect(pair.now, pair.remote(80)).is_ok());
+    assert_eq!(pair.stacks[0].connect(pair.now, pair.remote(80)), Err(Error::TooMany));
+}
+
 #[test]
 fn unread_data_of_all_connections_together_is_bounded() {
     let limits = Limits { receive_memory: 100_000, ..Limits::default() };

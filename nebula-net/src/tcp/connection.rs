@@ -24,6 +24,8 @@ const ORPHAN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Between two keepalive probes without an answer.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 const KEEPALIVE_PROBES: u32 = 9;
+/// How long the ports of a connection rest at least.
+const MIN_REST: Duration = Duration::from_secs(1);
 /// After this long, timestamps may have wrapped (RFC 7323 section 5.5).
 const TIMESTAMPS_VALID: Duration = Duration::from_secs(24 * 86_400);
 
@@ -379,6 +381,21 @@ impl Connection {
             self.timestamps.enabled && (value.wrapping_sub(self.timestamps.recent.0) as i32) > 0
         });
         self.state == State::TimeWait && (later || newer)
+    }
+
+    /// Whether this side may begin the next connection of the same two ends: it has rested for long enough that its timestamps have gone
+    /// on, by which the peer tells the new connection from late segments of this one (RFC 6191).
+    #[must_use]
+    pub fn may_be_followed(&self, now: Instant) -> bool {
+        let since = self.expires.and_then(|at| at.checked_sub(self.options.time_wait));
+        self.state == State::TimeWait && self.timestamps.enabled && since.is_some_and(|since| now >= since + MIN_REST)
+    }
+
+    /// The initial sequence number of the next connection of the same two ends: `wanted`, if it is later than all of this one.
+    #[must_use]
+    pub fn later_initial(&self, wanted: u32) -> u32 {
+        let next = self.sender.space.sequence(self.sender.next());
+        if (wanted.wrapping_sub(next) as i32) > 0 { wanted } else { next.wrapping_add(1 << 16) }
     }
 
     fn end(&mut self, error: Option<Error>) {

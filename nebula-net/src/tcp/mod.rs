@@ -9,6 +9,7 @@
 //! | retransmission timeout, undone if it was spurious | RFC 6298, RFC 3522 |
 //! | congestion window, slow start, rate reduction | RFC 9438, RFC 9406, RFC 6937 |
 //! | challenge acknowledgements | RFC 5961 |
+//! | a connection that follows one in TIME-WAIT, on either side | RFC 6191 |
 //! | the path's MTU by errors, and by timeouts where long packets vanish | RFC 1191, RFC 8201, RFC 4821 section 7.7 |
 //!
 //! A peer without selective acknowledgements is served by timeouts alone. Explicit congestion notification is left out.
@@ -50,6 +51,15 @@ pub enum Error {
     /// The address is the node's own, and a node has no loopback.
     #[error("the address is this node's own")]
     OwnAddress,
+    /// The node has no address of that family.
+    #[error("the node has no address of that family")]
+    NoAddress,
+    /// Each port has a connection to this destination.
+    #[error("no port is free for another connection to this address and port")]
+    NoPort,
+    /// There are as many connections as the node may have ([`Limits::connections`](crate::stack::Limits::connections)).
+    #[error("the node has too many connections")]
+    TooMany,
     /// The connection was closed on this side.
     #[error("the connection is closed")]
     Closed,
@@ -63,7 +73,8 @@ impl From<Error> for std::io::Error {
             Error::Reset => ErrorKind::ConnectionReset,
             Error::TimedOut => ErrorKind::TimedOut,
             Error::Unreachable => ErrorKind::HostUnreachable,
-            Error::OwnAddress => ErrorKind::AddrNotAvailable,
+            Error::OwnAddress | Error::NoAddress | Error::NoPort => ErrorKind::AddrNotAvailable,
+            Error::TooMany => ErrorKind::QuotaExceeded,
             Error::Closed => ErrorKind::NotConnected,
         };
         Self::new(kind, error)
