@@ -152,6 +152,8 @@ pub enum Punt {
         tunnel: LocalIndex,
         /// New underlay source.
         from: SocketAddr,
+        /// Length of the datagram, or of several.
+        bytes: usize,
     },
     /// The first packet in a tunnel by a path of which it is not known how large a packet it carries, or one that opens a
     /// TCP connection before that is known.
@@ -264,7 +266,7 @@ pub enum Event {
         /// Human-readable reason.
         reason: String,
     },
-    /// A peer's endpoint changed.
+    /// A peer's endpoint changed: it answered there.
     Roamed {
         /// Peer's overlay addresses.
         peer: Vec<IpAddr>,

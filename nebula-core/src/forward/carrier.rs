@@ -73,7 +73,7 @@ impl Frames<'_> {
 
 impl Forwarder {
     /// The path to the peer of a tunnel: direct if its endpoint is known, otherwise through its relay; `None` if there
-    /// is neither.
+    /// is neither. See [`Forwarder::carrier_for`] for tunnels whose path is not open.
     pub(crate) fn carrier(&self, tunnel: &Tunnel) -> Option<Carrier> {
         match tunnel.endpoint() {
             Some(to) => Some(Carrier::direct(to)),
@@ -81,9 +81,16 @@ impl Forwarder {
         }
     }
 
+    /// Like [`Forwarder::carrier`], for `bytes` that are about to be sent: if an endpoint is on trial and may get them, it is
+    /// the path.
+    pub(crate) fn carrier_for(&self, tunnel: &Tunnel, bytes: usize) -> Option<Carrier> {
+        let on_trial = tunnel.trial().filter(|trial| trial.may_send(bytes));
+        on_trial.map(|trial| Carrier::direct(trial.at)).or_else(|| self.carrier(tunnel))
+    }
+
     /// Whether there is a tunnel to `peer` with a usable path.
     pub(crate) fn is_reachable(&self, peer: IpAddr) -> bool {
-        self.tunnels.by_address(peer).is_some_and(|tunnel| self.carrier(&tunnel).is_some())
+        self.tunnels.by_address(peer).is_some_and(|tunnel| self.carrier(&tunnel).is_some() || tunnel.is_on_trial())
     }
 
     /// The first overlay address of the relay through which the peer of `tunnel` is reached.

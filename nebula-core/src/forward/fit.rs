@@ -1,14 +1,40 @@
 //! Whether a packet fits into the path to its peer, and what its sender is told if it does not (packet too big).
 
+use std::net::IpAddr;
+
 use super::mss;
 use super::outbound::Stop;
 use super::reject::{self, MAX_ANSWERS};
 use super::segment::Plan;
-use super::{Lane, Offload};
+use super::{Carrier, Forwarder, Lane, Offload};
 use crate::counters::Counter;
 use crate::tunnel::{PathState, Tunnel};
+use crate::wire::header::{HEADER_LEN, TAG_LEN};
 use crate::wire::ip::Packet;
 use crate::{DropReason, PacketOwned, Punt};
+
+/// The path of a packet to `peer`, for a tunnel whose path is not open: it may not carry the packet, or it may be another
+/// one soon. See [`examine`].
+///
+/// # Errors
+/// Also returns [`Stop::NoTunnel`] if there is no path, or none that this packet may take.
+#[cold]
+#[inline(never)]
+pub(super) fn find_carrier(
+    forwarder: &Forwarder,
+    lane: &mut Lane,
+    tunnel: &Tunnel,
+    packet: &mut [u8],
+    (parsed, offload, plan): (&Packet, Offload, &Plan),
+    peer: IpAddr,
+) -> Result<Carrier, Stop> {
+    if forwarder.carrier(tunnel).is_none() && !tunnel.is_on_trial() {
+        return Err(Stop::NoTunnel(peer));
+    }
+    examine(lane, tunnel, packet, (parsed, offload, plan))?;
+    let bytes = plan.count() * (plan.longest(packet.len()) + HEADER_LEN + TAG_LEN);
+    forwarder.carrier_for(tunnel, bytes).ok_or(Stop::NoTunnel(peer))
+}
 
 /// Examines a packet for a tunnel whose path is not known to carry everything. Has the path examined if nobody has done
 /// that, lowers the segment size of a new connection, and answers a packet that is too large.
@@ -17,9 +43,7 @@ use crate::{DropReason, PacketOwned, Punt};
 /// Returns [`DropReason::TooBig`] if the packet must not be sent. One that may be fragmented on the way is sent all the
 /// same: its sender is told, and until it listens, the underlay may do what the overlay does not. Returns
 /// [`Stop::Punted`] if the packet has to wait until the path was examined.
-#[cold]
-#[inline(never)]
-pub(super) fn examine(
+fn examine(
     lane: &mut Lane,
     tunnel: &Tunnel,
     packet: &mut [u8],

@@ -120,7 +120,7 @@ impl Stage<'_> {
         if !self.authenticate(buffer, tunnel, run) {
             return;
         }
-        self.hear(tunnel, from, || only_measures(buffer, run));
+        self.hear(tunnel, from, run, || only_measures(buffer, run));
         self.lane.coalescer.tunnel = Some(index);
         let mut last = None;
         for piece in run.iter().filter(|piece| piece.good) {
@@ -253,7 +253,8 @@ impl Stage<'_> {
             return;
         }
         let Some(answer) = reject::answer(packet, parsed, Meaning::Prohibited) else { return };
-        let Some(carrier) = self.forwarder.carrier(tunnel) else { return };
+        let bytes = answer.len() + HEADER_LEN + TAG_LEN;
+        let Some(carrier) = self.forwarder.carrier_for(tunnel, bytes) else { return };
         let cut = Packet::outbound(&answer).and_then(|parsed| Cut::new(&answer, &parsed, Offload::default()));
         if cut.and_then(|cut| seal(self.lane, tunnel, &cut, &carrier)).is_ok() {
             self.batch.answers += 1;

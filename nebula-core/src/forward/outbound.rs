@@ -155,10 +155,10 @@ pub(super) fn carry(
         firewall.check(&mut lane.flows, now, Direction::Outbound, flow, tunnel, route)?;
     }
     // A tunnel without a path to the peer counts as no tunnel.
-    let carrier = forwarder.carrier(tunnel).ok_or(Stop::NoTunnel(hop.peer))?;
-    if !tunnel.path_limit.is_open() {
-        fit::examine(lane, tunnel, packet, (parsed, offload, &plan))?;
-    }
+    let carrier = match tunnel.path_limit.is_open() {
+        true => forwarder.carrier(tunnel).ok_or(Stop::NoTunnel(hop.peer))?,
+        false => fit::find_carrier(forwarder, lane, tunnel, packet, (parsed, offload, &plan), hop.peer)?,
+    };
     match form {
         Form::AsItIs => {}
         Form::Translated(translation) => rewrite(packet, parsed, offload, &translation.out())?,

@@ -30,7 +30,7 @@ impl Stage<'_> {
         if !self.authenticate(buffer, neighbour, run) {
             return;
         }
-        self.hear(neighbour, from.into(), || false);
+        self.hear(neighbour, from.into(), run, || false);
         self.forwarder.relays().mark_used(index);
         match role {
             Role::Terminal => self.take_out(buffer, run, Origin::Relayed { from, hop: index }),

@@ -80,9 +80,10 @@ impl Stage<'_> {
         any
     }
 
-    /// Marks the peer as heard from, and tells the control plane if the tunnel is thereby confirmed or the peer has
-    /// roamed. If all that came `only_measures` another path or a relay, that does not show that the path in use works.
-    pub(super) fn hear(&mut self, tunnel: &Tunnel, from: Origin, only_measures: impl FnOnce() -> bool) {
+    /// Marks the peer as heard from in a run of datagrams, and tells the control plane if the tunnel is thereby confirmed or
+    /// the peer seems to have roamed. If all that came `only_measures` another path or a relay, that does not show that the
+    /// path in use works.
+    pub(super) fn hear(&mut self, tunnel: &Tunnel, from: Origin, run: &[Piece], only_measures: impl FnOnce() -> bool) {
         let index = tunnel.local_index;
         if !tunnel.is_confirmed() && !self.batch.confirmed.contains(&index) {
             self.batch.confirmed.push(index);
@@ -92,9 +93,8 @@ impl Stage<'_> {
             Origin::Direct(endpoint) => {
                 if tunnel.endpoint() == Some(endpoint) {
                     tunnel.mark_received();
-                } else if !only_measures() {
-                    tunnel.mark_received();
-                    self.notice_roaming(tunnel, endpoint);
+                } else {
+                    self.hear_elsewhere(tunnel, endpoint, run, only_measures);
                 }
             }
             Origin::Relayed { .. } => {
@@ -105,10 +105,25 @@ impl Stage<'_> {
         }
     }
 
-    fn notice_roaming(&mut self, tunnel: &Tunnel, from: SocketAddr) {
+    #[cold]
+    fn hear_elsewhere(
+        &mut self,
+        tunnel: &Tunnel,
+        from: SocketAddr,
+        run: &[Piece],
+        only_measures: impl FnOnce() -> bool,
+    ) {
+        let bytes = run.iter().filter(|piece| piece.good).map(|piece| piece.range.len()).sum();
+        if let Some(trial) = tunnel.trial().filter(|trial| trial.at == from) {
+            trial.heard(bytes);
+        }
+        if only_measures() {
+            return;
+        }
+        tunnel.mark_received();
         let index = tunnel.local_index;
         if self.batch.moves.admits((index, from), self.now) {
-            self.lane.punt(Punt::Roamed { tunnel: index, from });
+            self.lane.punt(Punt::Roamed { tunnel: index, from, bytes });
         }
     }
 }

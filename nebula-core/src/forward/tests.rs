@@ -167,8 +167,9 @@ fn a_peer_that_moved_is_reported_once_per_batch() {
     let [a, mut b] = pair(Cipher::Aes256Gcm);
     let datagrams: Vec<_> = (0..5).map(|_| sealed(&a, MessageType::Data, &ping())).collect();
     let from = "198.51.100.7:9".parse().unwrap();
+    let bytes = datagrams.iter().map(Vec::len).sum();
     assert_eq!(b.receive(from, &datagrams).len(), 5);
-    assert_eq!(b.lane.take_punts().collect::<Vec<_>>(), [Punt::Roamed { tunnel: b.index(), from }]);
+    assert_eq!(b.lane.take_punts().collect::<Vec<_>>(), [Punt::Roamed { tunnel: b.index(), from, bytes }]);
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use nebula_cert::{Fingerprint, VerifiedCertificate};
 
+use super::Reached;
 use crate::Origin;
 use crate::index::{LocalIndex, RelayIndex};
 use crate::tunnel::{HalfOpen, ReservedIndex, TEST_LEN};
@@ -32,6 +33,8 @@ pub(crate) struct Answered {
     /// Test requests sent.
     pub(crate) tests: u32,
     sender: Sender,
+    /// Who has got message 2.
+    reached: Reached,
 }
 
 /// Where the last copy of message 1 came from, and how many bytes were received from and sent to that origin. The
@@ -54,7 +57,8 @@ impl Answered {
     ) -> Self {
         let sender = Sender { origin, received: 0, sent: 0 };
         let reply = reply.into_boxed_slice();
-        Self { local_index, half_open, peer, own_certificate, digest, reply, since, tests: 0, sender }
+        let reached = Reached::default();
+        Self { local_index, half_open, peer, own_certificate, digest, reply, since, tests: 0, sender, reached }
     }
 
     /// Where the last copy of message 1 came from.
@@ -65,7 +69,26 @@ impl Answered {
     /// Message 1 was received (again), in a datagram of `bytes` bytes. Returns message 2, if the sender may get it.
     pub(crate) fn answer(&mut self, origin: Origin, bytes: usize) -> Option<Vec<u8>> {
         self.hear(origin, bytes);
-        self.may_send(self.reply.len()).then(|| self.reply.to_vec())
+        if !self.may_send(self.reply.len()) {
+            return None;
+        }
+        self.reached.note(origin);
+        Some(self.reply.to_vec())
+    }
+
+    /// Where the caller is, if it proved that by showing that it got message 2.
+    pub(crate) fn proven(&self) -> Option<Origin> {
+        match self.reached {
+            Reached::Only(origin) => Some(origin),
+            Reached::Nowhere | Reached::Several => None,
+        }
+    }
+
+    /// Bytes that came from there and were not answered yet, if the caller was just heard there.
+    pub(crate) fn unanswered_bytes(&self, heard: Origin) -> usize {
+        let Sender { origin, received, sent } = &self.sender;
+        let before = if *origin == heard { received.saturating_sub(sent.div_ceil(MAX_AMPLIFICATION)) } else { 0 };
+        before + TEST_LEN
     }
 
     /// A test request to the sender, if there were fewer than `most` and the sender may get another one.

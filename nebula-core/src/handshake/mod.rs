@@ -5,8 +5,10 @@ mod half_open_table;
 mod machine;
 mod noise;
 mod pending;
+mod reached;
 
 pub(crate) use admission::Admission;
 pub(crate) use half_open_table::{Answered, HalfOpenTable};
 pub(crate) use machine::{Error, Initiator, Own, Verifier, respond};
 pub(crate) use pending::{Opened, Pending, PendingHandshakes, Waiting};
+pub(crate) use reached::Reached;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use nebula_cert::{Fingerprint, Version};
 
-use super::Initiator;
+use super::{Initiator, Reached};
 use crate::index::LocalIndex;
 use crate::output::PacketOwned;
 use crate::tunnel::ReservedIndex;
@@ -32,6 +32,8 @@ pub(crate) struct Pending {
     turn: usize,
     /// A lighthouse has answered where the peer is since the handshake began.
     pub(crate) answered: bool,
+    /// It goes to this endpoint and nowhere else: it shows whether the peer is there.
+    pub(crate) only: Option<SocketAddr>,
     waiting: Waiting,
 }
 
@@ -43,6 +45,8 @@ pub(crate) struct Opened {
     pub(crate) machine: Initiator,
     /// The same bytes are sent at every attempt.
     pub(crate) message: Vec<u8>,
+    /// Who can have got them.
+    pub(crate) reached: Reached,
 }
 
 impl Pending {
@@ -57,6 +61,7 @@ impl Pending {
             tried: Vec::new(),
             turn: 0,
             answered: false,
+            only: None,
             waiting,
         }
     }
@@ -268,6 +273,13 @@ impl PendingHandshakes {
     pub(crate) fn push_request(&mut self, tunnel: LocalIndex, request: Control) {
         if let Some(pending) = self.by_peer.get_mut(&request.to) {
             push_bounded(&mut pending.waiting.requests, (tunnel, request));
+        }
+    }
+
+    /// Message 1 is sent through a relay, which may pass it on to anywhere.
+    pub(crate) fn note_relayed(&mut self, peer: IpAddr) {
+        if let Some(opened) = self.by_peer.get_mut(&peer).and_then(|pending| pending.opened.as_mut()) {
+            opened.reached = Reached::Several;
         }
     }
 

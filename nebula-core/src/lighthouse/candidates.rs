@@ -39,6 +39,11 @@ impl Candidates {
         self.refused.clear();
     }
 
+    /// Whether the peer proved to be reachable there.
+    pub(crate) fn was_at(&self, endpoint: SocketAddr) -> bool {
+        self.learnt == Some(endpoint)
+    }
+
     /// A tunnel to the peer is up.
     pub(crate) fn reached(&mut self) {
         self.lost = None;

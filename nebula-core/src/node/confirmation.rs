@@ -25,15 +25,23 @@ impl Node {
     /// The caller of a half-open tunnel was heard: installs the tunnel.
     pub(super) fn handle_confirmed(&mut self, now: Instant, index: LocalIndex, from: Origin) {
         let Some((answered, tunnel)) = self.callers(now).confirm(index) else { return };
-        // Go by this datagram's origin: somebody who overheard message 1 may have replayed it from elsewhere.
-        let origin = match from {
+        let heard = match from {
             Origin::Direct(at) if !self.config.may_be_at(&tunnel.peer_addresses, at) => answered.origin(),
             _ => from,
         };
-        tunnel.set_endpoint(origin.endpoint());
+        // Somebody who overheard message 1 may have replayed it from elsewhere, and the peer may have written another address
+        // into this datagram: it is where message 2 went.
+        let (origin, unproven) = match (answered.proven(), heard) {
+            (Some(proven), Origin::Direct(_)) if proven == heard => (heard, None),
+            (Some(proven), Origin::Direct(at)) => (proven, Some(at)),
+            (None, Origin::Direct(at)) => (heard, Some(at)),
+            (_, Origin::Relayed { .. }) => (heard, None),
+        };
+        tunnel.set_endpoint(origin.endpoint().filter(|at| unproven != Some(*at)));
         let established = Established {
             tunnel: Arc::clone(&tunnel),
             from: origin,
+            unproven: unproven.map(|at| (at, answered.unanswered_bytes(heard))),
             since: answered.since,
             own_certificate: answered.own_certificate,
             opened_by: Some(answered.digest),

@@ -1,6 +1,6 @@
 //! Starts handshakes, answers those of peers, and installs the finished tunnels.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use super::timer::Due;
 use super::tunnels::Established;
 use crate::counters::Direction;
 use crate::diagnosis::{Claimed, Refusal, RefusalReason};
-use crate::handshake::{Error, Initiator, Opened, Own, Pending, Waiting, respond};
+use crate::handshake::{Error, Initiator, Opened, Own, Pending, Reached, Waiting, respond};
 use crate::index::LocalIndex;
 use crate::tunnel::{Negotiated, Tunnel};
 use crate::wire::header::{HEADER_LEN, Header, MessageType};
@@ -26,25 +26,43 @@ impl Node {
     }
 
     fn start_handshake_with(&mut self, now: Instant, peer: IpAddr, version: Option<Version>, waiting: Waiting) {
-        if self.pending.contains(peer) || self.config.is_own_address(peer) {
+        if !self.insert_handshake(now, peer, version, waiting) {
             return;
         }
-        let version = version.unwrap_or_else(|| self.config.version_towards(peer));
-        if self.config.identity.certificate(version).is_none() {
-            return;
-        }
-        if !self.make_room(now) {
-            self.outbox.counters().drop_one(Direction::Outbound, DropReason::PendingFull);
-            return;
-        }
-        let Some(local_index) = self.reserve_index() else { return };
-        self.pending.insert(peer, Pending::new(local_index, version, now, waiting));
-        self.timer.set(Due::Handshake(peer), now + self.config.handshakes.try_interval);
         self.ask_lighthouses(now, peer);
         if !self.config.endpoints_of(peer, &self.lighthouse).is_empty() {
             self.attempt(peer);
         }
         self.callers(now).test_all_named(peer);
+    }
+
+    /// Starts a handshake with nobody but whoever is at this endpoint, unless one with the peer is in progress.
+    pub(super) fn start_handshake_at(&mut self, now: Instant, peer: IpAddr, at: SocketAddr) {
+        if self.insert_handshake(now, peer, None, Waiting::default())
+            && let Some(pending) = self.pending.get_mut(peer)
+        {
+            pending.only = Some(at);
+            self.attempt(peer);
+        }
+    }
+
+    /// Returns whether a new handshake was inserted.
+    fn insert_handshake(&mut self, now: Instant, peer: IpAddr, version: Option<Version>, waiting: Waiting) -> bool {
+        if self.pending.contains(peer) || self.config.is_own_address(peer) {
+            return false;
+        }
+        let version = version.unwrap_or_else(|| self.config.version_towards(peer));
+        if self.config.identity.certificate(version).is_none() {
+            return false;
+        }
+        if !self.make_room(now) {
+            self.outbox.counters().drop_one(Direction::Outbound, DropReason::PendingFull);
+            return false;
+        }
+        let Some(local_index) = self.reserve_index() else { return false };
+        self.pending.insert(peer, Pending::new(local_index, version, now, waiting));
+        self.timer.set(Due::Handshake(peer), now + self.config.handshakes.try_interval);
+        true
     }
 
     /// Gives up a handshake that has found no endpoint if there is no room for another one. Returns `false` if there is
@@ -62,11 +80,11 @@ impl Node {
 
     /// The backoff after an attempt is over: retransmits message 1 or gives up.
     pub(super) fn handshake_due(&mut self, now: Instant, peer: IpAddr) {
-        let retries = self.config.handshakes.retries;
         let lost = self.lighthouse.lost_for(now, peer);
         let Some(pending) = self.pending.get_mut(peer) else { return };
+        let retries = if pending.only.is_some() { ATTEMPTS_AT_ONE_PLACE } else { self.config.handshakes.retries };
         let returning = lost.is_some() && pending.has_packets();
-        if pending.attempts >= retries && !returning {
+        if pending.attempts >= retries && (!returning || pending.only.is_some()) {
             if let Some((ended, waiting)) = self.take_pending(peer) {
                 self.give_up(now, peer, &ended, &waiting);
             }
@@ -75,6 +93,11 @@ impl Node {
         self.attempt(peer);
         self.try_relays(now, peer);
         let Some(pending) = self.pending.get_mut(peer) else { return };
+        if pending.only.is_some() {
+            return self
+                .timer
+                .set(Due::Handshake(peer), now + pending.pause(self.config.handshakes.try_interval, None));
+        }
         let (attempts, pause) = (pending.attempts, pending.pause(self.config.handshakes.try_interval, lost));
         let unanswered = returning && !pending.answered;
         self.timer.set(Due::Handshake(peer), now + pause);
@@ -89,19 +112,24 @@ impl Node {
         let endpoints = self.config.endpoints_of(peer, &self.lighthouse);
         let expected = self.lighthouse.lost_for(self.now, peer).is_some();
         let most = self.config.handshakes.retries.max(if expected { MAX_ATTEMPTS_UNTIL_RETURN } else { 0 });
-        if self.pending.get_mut(peer).is_some_and(|it| it.attempts < most && it.known != endpoints) {
+        let may = |it: &mut Pending| it.only.is_none() && it.attempts < most && it.known != endpoints;
+        if self.pending.get_mut(peer).is_some_and(may) {
             self.attempt(peer);
         }
     }
 
     /// Sends message 1 to where the peer may be: see [`Pending::next_targets`].
     fn attempt(&mut self, peer: IpAddr) {
-        let endpoints = self.config.endpoints_of(peer, &self.lighthouse);
+        let only = self.pending.get_mut(peer).and_then(|pending| pending.only);
+        let endpoints = only.map_or_else(|| self.config.endpoints_of(peer, &self.lighthouse), |only| vec![only]);
         let message = if endpoints.is_empty() { None } else { self.first_message(peer) };
         let Some(pending) = self.pending.get_mut(peer) else { return };
         let targets = pending.next_targets(&endpoints);
         for message in message.iter() {
             targets.iter().for_each(|endpoint| self.outbox.datagram(*endpoint, message.clone()));
+        }
+        if let Some(opened) = pending.opened.as_mut().filter(|_| message.is_some()) {
+            targets.iter().for_each(|endpoint| opened.reached.note(Origin::Direct(*endpoint)));
         }
         pending.attempts += 1;
         let is_repeat = message.is_none() || pending.known == endpoints;
@@ -131,7 +159,8 @@ impl Node {
         let seed = self.random_bytes();
         match Initiator::start(self.own(self.now), version, local_index, seed) {
             Ok((machine, message)) => {
-                let opened = Opened { own_certificate, machine, message: message.clone() };
+                let reached = Reached::default();
+                let opened = Opened { own_certificate, machine, message: message.clone(), reached };
                 self.pending.get_mut(peer)?.opened = Some(Box::new(opened));
                 Some(message)
             }
@@ -165,6 +194,9 @@ impl Node {
         self.outbox.counters().drop_many(Direction::Outbound, DropReason::NoEndpoint, waiting.packets());
         if self.tunnels.of_peer(peer).is_empty() {
             self.lighthouse.forget_unless_expected(now, peer);
+        }
+        if ended.only.is_some() {
+            return;
         }
         let after = now.saturating_duration_since(ended.started);
         let (local_index, endpoints) = (*ended.local_index, ended.known.clone());
@@ -202,9 +234,12 @@ impl Node {
             // The same message 1 came by a better path. Test that path: only the peer can answer, and its answer moves
             // the tunnel.
             if let Origin::Direct(at) = from {
-                let better = |current| self.config.is_preferred(at) && !self.config.is_preferred(current);
-                if tunnel.endpoint().is_none_or(better) && self.config.may_be_at(&tunnel.peer_addresses, at) {
-                    self.outbox.message_to(at, &tunnel, MessageType::TestRequest, &[]);
+                let is_better = match tunnel.endpoint() {
+                    Some(current) => self.config.is_preferred(at) && !self.config.is_preferred(current),
+                    None => !tunnel.is_on_trial(),
+                };
+                if is_better && self.config.may_be_at(&tunnel.peer_addresses, at) {
+                    self.paths(now).try_endpoint(&tunnel, at);
                 }
             }
             return;
@@ -264,7 +299,7 @@ impl Node {
                 self.restart_elsewhere(now, peer, from);
             }
             Ok(done) => match objection(&self.config, &done, Some(peer), from) {
-                None => self.complete(now, peer, done, from),
+                None => self.complete(now, peer, done, (from, datagram.len())),
                 Some(reason) => {
                     self.refuse(
                         Some(peer),
@@ -282,14 +317,26 @@ impl Node {
     }
 
     /// The handshake with `peer` succeeded: installs the tunnel, and sends what waited for it.
-    fn complete(&mut self, now: Instant, peer: IpAddr, done: Negotiated, from: Origin) {
+    /// Message 2 came in a datagram of `bytes` bytes.
+    fn complete(&mut self, now: Instant, peer: IpAddr, done: Negotiated, (from, bytes): (Origin, usize)) {
         let Some((pending, waiting)) = self.take_pending(peer) else { return };
         let took = Some(now.saturating_duration_since(pending.started));
+        let reached = pending.opened.as_ref().map(|opened| opened.reached).unwrap_or_default();
         let own_certificate = pending.opened.map(|opened| opened.own_certificate);
         let own_certificate = own_certificate.unwrap_or_else(|| self.config.fingerprint(done.own_version));
-        let tunnel = Arc::new(Tunnel::new(done, from.endpoint()));
-        self.install(now, Established { tunnel, from, since: now, own_certificate, opened_by: None, took });
+        let is_proven = reached == Reached::Only(from) || self.is_known_to_be_at(peer, from);
+        let unproven = from.endpoint().filter(|_| !is_proven).map(|at| (at, bytes));
+        let tunnel = Arc::new(Tunnel::new(done, from.endpoint().filter(|_| is_proven)));
+        self.install(now, Established { tunnel, from, unproven, since: now, own_certificate, opened_by: None, took });
         self.flush(now, peer, waiting);
+    }
+
+    /// Whether the operator says that `peer` is there, or it answered there before: message 1 went to several places, and
+    /// whoever got it can write the address of any of them into message 2.
+    fn is_known_to_be_at(&mut self, peer: IpAddr, from: Origin) -> bool {
+        let Origin::Direct(at) = from else { return true };
+        let fixed = self.config.static_hosts.get(&peer);
+        fixed.is_some_and(|fixed| fixed.contains(&at)) || self.lighthouse.candidates(peer).was_at(at)
     }
 
     /// Starts a handshake from the beginning, to wherever the peer is by now: what was sent so far went to another. Keeps
@@ -393,5 +440,7 @@ fn digest_of(message: &[u8]) -> [u8; 32] {
 
 /// The attempt at which the lighthouses are asked again.
 const REQUERY_AT_ATTEMPT: u32 = 5;
+/// Attempts of a handshake that shows whether a peer is where it was heard.
+const ATTEMPTS_AT_ONE_PLACE: u32 = 2;
 /// Twice the number of attempts made while a peer is expected back: answers of lighthouses trigger some more.
 const MAX_ATTEMPTS_UNTIL_RETURN: u32 = 128;

@@ -56,6 +56,16 @@ impl Hops {
         self.publish(index, tunnels);
     }
 
+    /// The neighbour of a tunnel can be reached from now on: publishes the hops over it.
+    pub(super) fn publish_over(&self, tunnel: LocalIndex, tunnels: &Tunnels) {
+        for entry in self.entries.of_tunnel(tunnel) {
+            self.publish_around(entry.index, tunnels);
+            if entry.key.kind == Kind::Terminal {
+                self.choose(entry.key.far, tunnels);
+            }
+        }
+    }
+
     /// Removes a hop of the neighbour with these addresses from the data path.
     pub(super) fn retire(&self, entry: &Entry, neighbour: &[IpAddr], tunnels: &Tunnels) {
         self.forwarder.relays().retire(entry.index);

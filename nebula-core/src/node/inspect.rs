@@ -176,7 +176,9 @@ pub struct TableSizes {
     pub half_open: usize,
     /// Handshakes that this node started and that are in progress.
     pub pending: usize,
-    /// Bytes of overlay packets that wait for these handshakes.
+    /// New endpoints of peers that have not answered a challenge yet.
+    pub validations: usize,
+    /// Bytes of overlay packets that wait for these handshakes and endpoints.
     pub waiting_bytes: usize,
     /// Own indexes reserved for tunnels that are being set up.
     pub reserved: usize,
@@ -378,7 +380,8 @@ impl Node {
             lookups: self.tunnels.lookups(),
             half_open: self.half_open.len(),
             pending: self.pending.len(),
-            waiting_bytes: self.pending.waiting_bytes(),
+            validations: self.validations.len(),
+            waiting_bytes: self.pending.waiting_bytes() + self.validations.held_bytes(),
             reserved: self.forwarder.tunnels().reserved(),
             candidates: self.lighthouse.len(),
             reports: self.server.len(),

@@ -20,7 +20,7 @@ impl Node {
     /// Installs a tunnel whose peer has proved that it holds the keys, and makes it the primary one unless there is a
     /// newer one.
     pub(crate) fn install(&mut self, now: Instant, established: Established) {
-        let (tunnel, from) = (Arc::clone(&established.tunnel), established.from);
+        let (tunnel, from, unproven) = (Arc::clone(&established.tunnel), established.from, established.unproven);
         let relay = self.hops.assign(&tunnel, from);
         self.journal.connected(&tunnel.peer_addresses, from.underlay());
         self.note_other_certificate(now, &tunnel, from.underlay());
@@ -46,9 +46,15 @@ impl Node {
         if let Some(&address) = tunnel.peer_addresses.first() {
             self.names.arrived(now, tunnel.peer.name(), address);
         }
+        if let Some((at, bytes)) = unproven {
+            self.paths(now).validate_first(tunnel.local_index, at, bytes);
+        }
         self.inherit_measurements(tunnel.local_index);
         if self.tunnels.is_newest(&tunnel, self.forwarder.tunnels()) {
             self.forwarder.tunnels().set_primary(&tunnel);
+            if unproven.is_none() {
+                self.paths(now).end_older_validations(&tunnel);
+            }
         }
         for &address in &tunnel.peer_addresses {
             while let Some(surplus) = self.tunnels.surplus(address, self.forwarder.tunnels()) {
@@ -262,6 +268,7 @@ impl Node {
         for due in [Due::PathMtu(index), Due::PathChoice(index), Due::Elsewhere(index)] {
             self.timer.cancel(due);
         }
+        self.forget_validation(index);
         self.forwarder.tunnels().retire(index);
         let peer = live.tunnel.peer_addresses.clone();
         if let Some(&address) = peer.first() {

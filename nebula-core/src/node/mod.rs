@@ -2,7 +2,7 @@
 //!
 //! - Tables with their rules, which know nothing of each other's owner: `timer`, `tunnels`, `hops`, `outbox`, and `name_holders`, under
 //!   capture `held`, `incarnations`.
-//! - What needs several tables borrows them from [`Node`] for one call: `confirmation` (`Callers`), `paths`, `path_mtu` and `path_choice` (`Paths`),
+//! - What needs several tables borrows them from [`Node`] for one call: `confirmation` (`Callers`), `paths`, `validation`, `path_mtu` and `path_choice` (`Paths`),
 //!   `relaying` (`Relaying`), `rendezvous` (`Rendezvous`). These send messages, but start no handshake and end no tunnel.
 //! - What starts handshakes or ends tunnels is a method of [`Node`]: `handshakes`, `life_cycle`, and the first block of
 //!   the files above. These call each other in circles, as the protocol does: a handshake asks the lighthouses for an
@@ -30,6 +30,7 @@ mod rendezvous;
 mod samples;
 mod timer;
 mod tunnels;
+mod validation;
 mod warm;
 
 use std::collections::BTreeMap;
@@ -57,6 +58,7 @@ use self::timer::{Due, Timer};
 #[cfg(feature = "simulator")]
 pub(crate) use self::tunnels::Established;
 use self::tunnels::Tunnels;
+use self::validation::Validations;
 pub(crate) use self::warm::MAX_KEPT;
 use self::warm::Warm;
 use crate::counters::Direction;
@@ -67,6 +69,7 @@ use crate::hole_punch::HolePunch;
 use crate::index::LocalIndex;
 use crate::lighthouse::{self, LocalAddress};
 use crate::tunnel::ReservedIndex;
+use crate::wire::challenge::{Challenge, ChallengeReply};
 use crate::wire::header::MessageType;
 use crate::wire::path_probe::{PathProbe, PathReply};
 use crate::{
@@ -123,6 +126,7 @@ pub struct Node {
     half_open: HalfOpenTable,
     tunnels: Tunnels,
     names: NameHolders,
+    validations: Validations,
     lighthouse: lighthouse::Client,
     server: lighthouse::Server,
     punches: HolePunch,
@@ -149,6 +153,9 @@ impl Node {
         let admission = Admission::new(config.handshakes.max_new_per_second, now, rng.next_u64());
         let half_open = HalfOpenTable::new(config.handshakes.max_new_per_second);
         let forwarder = Arc::new(Forwarder::new(LocalPolicy::from(&config), now, key));
+        let mut secret = [0; 32];
+        rng.fill_bytes(&mut secret);
+        let validations = Validations::new(secret, now);
         let mut timer = Timer::new(now);
         if !config.lighthouse.am_lighthouse && !config.lighthouse.hosts.is_empty() {
             timer.set(Due::LighthouseUpdate, now);
@@ -165,6 +172,7 @@ impl Node {
             half_open,
             tunnels: Tunnels::default(),
             names: NameHolders::default(),
+            validations,
             lighthouse: lighthouse::Client::default(),
             server: lighthouse::Server::default(),
             punches: HolePunch::default(),
@@ -203,7 +211,7 @@ impl Node {
             Punt::Message { tunnel, from, kind, plaintext } => {
                 self.handle_message(now, tunnel, from, kind, &plaintext);
             }
-            Punt::Roamed { tunnel, from } => self.paths(now).handle_roamed(tunnel, from),
+            Punt::Roamed { tunnel, from, bytes } => self.paths(now).heard_elsewhere(tunnel, from, bytes),
             Punt::PathUnexamined { tunnel, waits } => self.paths(now).examine(tunnel, waits),
             Punt::Confirmed { tunnel, from } => self.handle_confirmed(now, tunnel, from),
             Punt::Dropped { direction, flow, reason, tunnel } => {
@@ -370,6 +378,7 @@ impl Node {
     }
 
     fn handle_no_tunnel(&mut self, now: Instant, peer: IpAddr, packet: PacketOwned) {
+        let Some(packet) = self.hold_for_validation(peer, packet) else { return };
         if self.forwarder.is_reachable(peer) {
             // The tunnel came up while the punt was on its way.
             self.send_waiting(now, packet);
@@ -377,14 +386,21 @@ impl Node {
         }
         self.start_handshake(now, peer, None);
         self.try_relays(now, peer);
-        let lost = self.pending.push_packet(peer, packet, self.config.handshakes.max_waiting_bytes);
+        let most = self.config.handshakes.max_waiting_bytes.saturating_sub(self.validations.held_bytes());
+        let lost = self.pending.push_packet(peer, packet, most);
         self.outbox.counters().drop_many(Direction::Outbound, DropReason::PendingFull, lost);
     }
 
-    /// Sends a packet that waited for a tunnel. If it cannot be sent now, it is lost: keeping it again would loop.
+    /// Sends a packet that waited for a tunnel. If it cannot be sent now, nor wait for the validation of an endpoint, it is
+    /// lost: keeping it again would loop.
     fn send_waiting(&mut self, now: Instant, packet: PacketOwned) {
-        if let Some(Punt::PathUnexamined { tunnel, waits }) = self.outbox.overlay_packet(now, packet) {
-            self.paths(now).examine(tunnel, waits);
+        match self.outbox.overlay_packet(now, packet) {
+            Some(Punt::PathUnexamined { tunnel, waits }) => self.paths(now).examine(tunnel, waits),
+            Some(Punt::NoTunnel { peer, packet }) => {
+                let lost = self.hold_for_validation(peer, packet).map_or(0, |_| 1);
+                self.outbox.counters().drop_many(Direction::Outbound, DropReason::NoEndpoint, lost);
+            }
+            _ => {}
         }
     }
 
@@ -393,6 +409,9 @@ impl Node {
         match kind {
             MessageType::Lighthouse => self.handle_lighthouse_message(now, &tunnel, body),
             MessageType::TestRequest => {
+                if Challenge::is_in(body) {
+                    self.paths(now).note_challenge(&tunnel, from);
+                }
                 let probe = PathProbe::read(body);
                 if probe.is_some_and(|probe| self.paths(now).answer_probe(&tunnel, from, probe)) {
                     self.note_gateway_by(&tunnel, from);
@@ -402,6 +421,15 @@ impl Node {
             }
             MessageType::TestReply => {
                 self.tunnels.note_answer(index);
+                match (ChallengeReply::read(body), from) {
+                    (Some(ChallengeReply::Returned(challenge)), Origin::Direct(at)) => {
+                        return self.paths(now).handle_challenge_reply(&tunnel, at, challenge);
+                    }
+                    (Some(ChallengeReply::Garbled), Origin::Direct(at)) => {
+                        return self.validate_by_call(now, &tunnel, at);
+                    }
+                    _ => {}
+                }
                 match PathReply::read(body) {
                     reply if self.note_relay_answer(now, &tunnel, from, reply) => {}
                     Some(reply) => {
@@ -426,6 +454,7 @@ impl Node {
         match due {
             Due::Handshake(peer) => self.handshake_due(now, peer),
             Due::Tunnel(index) => self.check_tunnel(now, index),
+            Due::Validation(index) => self.paths(now).validation_due(index),
             Due::PathMtu(index) => self.paths(now).path_mtu_due(index),
             Due::PathChoice(index) => self.paths(now).path_choice_due(index),
             Due::Elsewhere(index) => self.paths(now).elsewhere_due(index),

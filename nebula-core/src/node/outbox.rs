@@ -59,7 +59,7 @@ impl Outbox {
     /// Seals a message into the tunnel and sends it. Does nothing if there is no path to the peer or the counter is
     /// used up.
     pub(super) fn message(&mut self, tunnel: &Tunnel, kind: MessageType, body: &[u8]) {
-        if let Some(carrier) = self.forwarder.carrier(tunnel) {
+        if let Some(carrier) = self.forwarder.carrier_for(tunnel, HEADER_LEN + body.len() + TAG_LEN) {
             self.message_by(&carrier, tunnel, kind, body);
         }
     }
@@ -69,14 +69,6 @@ impl Outbox {
         let Some(datagram) = seal(tunnel, kind, body) else { return };
         if self.datagram_by(carrier, datagram) {
             tunnel.mark_sent();
-        }
-    }
-
-    /// Like [`Outbox::message`], to an endpoint where the peer may be.
-    pub(super) fn message_to(&mut self, to: SocketAddr, tunnel: &Tunnel, kind: MessageType, body: &[u8]) {
-        if let Some(datagram) = seal(tunnel, kind, body) {
-            tunnel.mark_sent();
-            self.datagram(to, datagram);
         }
     }
 

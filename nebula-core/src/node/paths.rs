@@ -10,6 +10,7 @@ use super::outbox::{Outbox, seal};
 use super::path_mtu::Probe;
 use super::timer::{Due, Timer};
 use super::tunnels::Tunnels;
+use super::validation::Validations;
 use crate::hole_punch::KEEPALIVE;
 use crate::index::LocalIndex;
 use crate::relay::Entry;
@@ -24,6 +25,7 @@ impl Node {
             now,
             config: &self.config,
             tunnels: &mut self.tunnels,
+            validations: &mut self.validations,
             hops: &self.hops,
             lighthouse: &mut self.lighthouse,
             timer: &mut self.timer,
@@ -70,6 +72,7 @@ pub(super) struct Paths<'a> {
     pub(super) now: Instant,
     pub(super) config: &'a Config,
     pub(super) tunnels: &'a mut Tunnels,
+    pub(super) validations: &'a mut Validations,
     pub(super) hops: &'a Hops,
     pub(super) lighthouse: &'a mut lighthouse::Client,
     pub(super) timer: &'a mut Timer,
@@ -78,20 +81,10 @@ pub(super) struct Paths<'a> {
 }
 
 impl Paths<'_> {
-    /// The peer's authenticated traffic comes from another endpoint.
-    pub(super) fn handle_roamed(&mut self, index: LocalIndex, from: SocketAddr) {
-        let Some(tunnel) = self.tunnels.get(index).map(|live| Arc::clone(&live.tunnel)) else { return };
-        if tunnel.endpoint().is_none() && self.forwarder.carrier(&tunnel).is_some() {
-            // A direct datagram does not show that there is a direct path back: use the relay until an answer shows it.
-            self.challenge(&tunnel, from);
-        } else {
-            self.follow(index, from);
-        }
-    }
-
-    /// Moves a tunnel to the endpoint at which its peer was heard.
+    /// Moves a tunnel to an endpoint at which its peer has answered what only somebody there could know.
     pub(super) fn follow(&mut self, index: LocalIndex, from: SocketAddr) {
         let Some(live) = self.tunnels.get_mut(index) else { return };
+        let had_path = self.forwarder.carrier(&live.tunnel).is_some();
         if !self.config.may_be_at(&live.tunnel.peer_addresses, from) || !live.move_to(self.now, from) {
             return;
         }
@@ -99,11 +92,13 @@ impl Paths<'_> {
         for &address in &peer {
             self.lighthouse.candidates(address).learn(from);
         }
-        self.outbox.event(Event::Roamed { peer, endpoint: from });
+        if had_path {
+            self.outbox.event(Event::Roamed { peer, endpoint: from });
+        }
+        self.end_validation(index);
     }
 
-    /// Answers a test request. If the tunnel has no endpoint or the request was relayed, the reply goes back by the
-    /// same path, since the peer may be testing that path.
+    /// Answers a test request by the path that it came by, since the peer may be testing that path.
     pub(super) fn answer_test(&mut self, tunnel: &Tunnel, from: Origin, body: &[u8]) {
         // A peer that examines the path is about to use it, and waits for answers that this node has to give by it.
         if Probe::read(body).is_some() && tunnel.path_limit.claim() {
@@ -111,10 +106,11 @@ impl Paths<'_> {
         }
         let body = &*Probe::reply(body);
         match from {
-            Origin::Direct(_) if tunnel.endpoint().is_some() => {
+            Origin::Direct(at) if tunnel.endpoint() == Some(at) => {
                 self.outbox.message(tunnel, MessageType::TestReply, body)
             }
             Origin::Direct(at) if !self.config.may_be_at(&tunnel.peer_addresses, at) => {}
+            _ if !self.may_answer(tunnel, from, body.len()) => {}
             Origin::Direct(_) | Origin::Relayed { .. } => {
                 // A peer tests another relay when the present one seems dead, so switch to that relay.
                 if let Origin::Relayed { hop, .. } = from
@@ -129,11 +125,10 @@ impl Paths<'_> {
         }
     }
 
-    /// Handles a test reply, which shows that its path works in both directions.
+    /// Handles a test reply. One that was relayed shows that this relay works in both directions.
     pub(super) fn handle_test_reply(&mut self, tunnel: &Tunnel, from: Origin) {
         let Some(live) = self.tunnels.get(tunnel.local_index) else { return };
         match from {
-            Origin::Direct(at) if tunnel.endpoint().is_none() => self.follow(tunnel.local_index, at),
             Origin::Relayed { hop, .. } if live.liveness.is_awaiting() => {
                 if let Some(hop) = self.hops.entries.get(hop).and_then(Entry::hop) {
                     tunnel.set_hop(Some(hop));
@@ -185,23 +180,6 @@ impl Paths<'_> {
         }
     }
 
-    /// Sends a test request to an endpoint at which the peer of a relayed tunnel seems to be.
-    ///
-    /// Rate limited, because the answer is a direct datagram, too: two peers that challenged each other for every
-    /// datagram would send more and more of them.
-    fn challenge(&mut self, tunnel: &Tunnel, at: SocketAddr) {
-        if tunnel.endpoint().is_some() || !self.config.may_be_at(&tunnel.peer_addresses, at) {
-            return;
-        }
-        let Some(live) = self.tunnels.get_mut(tunnel.local_index) else { return };
-        if live.may_challenge(self.now) {
-            if let Some(relayed) = &mut live.relayed {
-                relayed.hope();
-            }
-            self.try_endpoint(tunnel, at);
-        }
-    }
-
     /// Tries preferred endpoints of a tunnel after a number of datagrams. Returns whether to ask the lighthouses for
     /// more, which is due after another number. The counts are read at the traffic check rather than per packet, which
     /// costs the data path nothing. The peer's answer shows whether an endpoint works.
@@ -223,7 +201,7 @@ impl Paths<'_> {
             None => known(),
         };
         for endpoint in better {
-            self.outbox.message_to(endpoint, tunnel, MessageType::TestRequest, &[]);
+            self.try_endpoint(tunnel, endpoint);
         }
     }
 
@@ -238,14 +216,6 @@ impl Paths<'_> {
             self.try_endpoint(tunnel, endpoint);
         }
         asks
-    }
-
-    /// Sends a test request that does not count as traffic in the traffic check, where it would keep an idle tunnel
-    /// alive.
-    pub(super) fn try_endpoint(&mut self, tunnel: &Tunnel, at: SocketAddr) {
-        if let Some(request) = seal(tunnel, MessageType::TestRequest, &[]) {
-            self.outbox.datagram(at, request);
-        }
     }
 
     /// Sends one byte that keeps NAT mappings open. Lighthouses hear from this node often enough without it.

@@ -38,7 +38,7 @@ impl Node {
     /// Sends message 1 of the handshake with `peer` through each of its relays, and requests missing tunnels and hops.
     pub(super) fn try_relays(&mut self, now: Instant, peer: IpAddr) {
         let uses_relays = self.config.relay.use_relays && !self.config.relay.am_relay;
-        if !uses_relays || !self.pending.contains(peer) {
+        if !uses_relays || self.pending.get_mut(peer).is_none_or(|pending| pending.only.is_some()) {
             return;
         }
         for relay in self.lighthouse.relays(peer) {
@@ -53,7 +53,7 @@ impl Node {
     fn try_relay_at(&mut self, now: Instant, relay: IpAddr, peer: IpAddr) {
         self.config.relay.note_used(relay);
         match self.forwarder.tunnels().by_address(relay) {
-            Some(tunnel) if tunnel.endpoint().is_some() => self.try_relay(now, &tunnel, peer),
+            Some(tunnel) if tunnel.is_direct() => self.try_relay(now, &tunnel, peer),
             _ => {
                 self.start_handshake(now, relay, None);
                 self.pending.push_relayed(relay, peer);
@@ -63,7 +63,7 @@ impl Node {
 
     /// Like [`Node::try_relays`], for one relay to which there is a tunnel.
     pub(super) fn try_relay(&mut self, now: Instant, relay: &Tunnel, peer: IpAddr) {
-        if relay.peer_addresses.contains(&peer) || relay.endpoint().is_none() {
+        if relay.peer_addresses.contains(&peer) || !relay.is_direct() {
             return;
         }
         let key = HopKey { tunnel: relay.local_index, kind: Kind::Terminal, far: peer };
@@ -77,7 +77,7 @@ impl Node {
     /// Requests a hop by each other relay of the peer of a relayed tunnel, if only one is usable: the second one carries on
     /// when the first one ends.
     pub(super) fn seek_second_relay(&mut self, now: Instant, tunnel: &Tunnel) {
-        if !self.config.relay.use_relays || self.config.relay.am_relay || tunnel.endpoint().is_some() {
+        if !self.config.relay.use_relays || self.config.relay.am_relay || tunnel.is_direct() {
             return;
         }
         let relay_by = |hop: Hop| self.forwarder.tunnels().by_index(hop.tunnel)?.peer_addresses.first().copied();
@@ -98,8 +98,12 @@ impl Node {
 
     /// Sends message 1 of the handshake with `peer` through a hop, if one is pending.
     fn open_through(&mut self, hop: Hop, peer: IpAddr) {
+        if self.pending.get_mut(peer).is_none_or(|pending| pending.only.is_some()) {
+            return;
+        }
         let Some(message) = self.first_message(peer) else { return };
         if let Some(carrier) = self.forwarder.carrier_by(hop) {
+            self.pending.note_relayed(peer);
             self.outbox.datagram_by(&carrier, message);
         }
     }
@@ -108,7 +112,7 @@ impl Node {
         let Ok(message) = Control::parse(body) else { return self.outbox.count_drop(DropReason::BadMessage) };
         let served = match message.kind {
             // No relaying through another relay.
-            _ if tunnel.endpoint().is_none() => false,
+            _ if !tunnel.is_direct() => false,
             ControlKind::CreateRelayRequest => self.handle_relay_request(now, tunnel, message),
             ControlKind::CreateRelayResponse => {
                 let hop = self.relaying(now).handle_response(tunnel, message);
@@ -158,7 +162,7 @@ impl Node {
             return may;
         };
         let asker = Arc::clone(&live.tunnel);
-        target.endpoint().is_some() && self.relaying(now).connect(&asker, &target, request)
+        target.is_direct() && self.relaying(now).connect(&asker, &target, request)
     }
 
     /// As an end: sends message 1 through a hop that is usable from now on. Returns `true`.
@@ -387,7 +391,7 @@ impl Relaying<'_> {
     pub(super) fn migrate(&mut self, tunnel: &Tunnel) {
         let Some(&neighbour) = tunnel.peer_addresses.first() else { return };
         let Some(primary) = self.forwarder.tunnels().by_address(neighbour) else { return };
-        if primary.endpoint().is_none() {
+        if !primary.is_direct() {
             return;
         }
         for key in self.hops.keys_in_use(self.now, neighbour, primary.local_index, self.tunnels) {

@@ -17,6 +17,8 @@ pub(super) enum Due {
     PathMtu(LocalIndex),
     /// Next round of measurements of the paths of this tunnel.
     PathChoice(LocalIndex),
+    /// A challenge to a new endpoint of this tunnel is not answered yet.
+    Validation(LocalIndex),
     /// Try the peer of this tunnel elsewhere if it still owes an answer.
     Elsewhere(LocalIndex),
     /// Look after the tunnels that are kept.

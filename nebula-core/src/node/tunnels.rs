@@ -46,6 +46,10 @@ pub(super) struct Live {
     pub(super) ask_after: Instant,
     /// When the relayed peer may be challenged again.
     pub(super) challenge_after: Instant,
+    /// When the peer last challenged this node on the path that the tunnel uses.
+    pub(super) challenged: Option<Instant>,
+    /// A new endpoint of the peer gets nothing but challenges before, because one did not answer.
+    pub(super) distrusted_until: Instant,
     /// Rate limit of the handshakes that this node starts as a relay on behalf of this peer.
     pub(super) introductions: RateLimit,
     /// Which pods have the peer's addresses.
@@ -66,7 +70,7 @@ pub(super) struct Live {
 
 impl Live {
     pub(super) fn new(now: Instant, established: Established) -> Self {
-        let Established { tunnel, from: _, since, own_certificate, opened_by, took } = established;
+        let Established { tunnel, from: _, unproven: _, since, own_certificate, opened_by, took } = established;
         Self {
             tunnel,
             liveness: Liveness::default(),
@@ -81,6 +85,8 @@ impl Live {
             asked_at: 0,
             ask_after: now,
             challenge_after: now,
+            challenged: None,
+            distrusted_until: now,
             introductions: RateLimit::default(),
             incarnations: Incarnations::default(),
             // What this node waited for after it answered.
@@ -135,11 +141,15 @@ impl Live {
         self.liveness.decide(facts)
     }
 
+    /// Whether the tunnel left this endpoint so recently that it does not return there.
+    pub(super) fn has_just_left(&self, now: Instant, endpoint: SocketAddr) -> bool {
+        self.left.is_some_and(|(place, at)| place == endpoint && now < at + ROAM_BACK_AFTER)
+    }
+
     /// Moves the tunnel to an endpoint, unless it has just left that one. Returns whether it moved.
     pub(super) fn move_to(&mut self, now: Instant, endpoint: SocketAddr) -> bool {
         let old = self.tunnel.endpoint();
-        let flaps_back = self.left.is_some_and(|(place, at)| place == endpoint && now < at + ROAM_BACK_AFTER);
-        if old == Some(endpoint) || flaps_back {
+        if old == Some(endpoint) || self.has_just_left(now, endpoint) {
             return false;
         }
         self.left = old.map(|place| (place, now));
@@ -222,6 +232,8 @@ pub(crate) struct Established {
     pub(crate) tunnel: Arc<Tunnel>,
     /// Where the peer's last datagram came from.
     pub(crate) from: Origin,
+    /// An endpoint at which the peer may be, although the handshake does not prove it, and how many bytes came from there.
+    pub(crate) unproven: Option<(SocketAddr, usize)>,
     /// When the handshake was completed here.
     pub(crate) since: Instant,
     /// The own certificate this tunnel was made with.
@@ -373,7 +385,10 @@ mod tests {
         let tunnel = testing::tunnel(LocalIndex(index), testing::verified(&["10.1.0.2/16"]));
         let from = Origin::Direct(endpoint(1));
         let own_certificate = tunnel.peer.fingerprint();
-        Live::new(since, Established { tunnel, from, since, own_certificate, opened_by: None, took: None })
+        Live::new(
+            since,
+            Established { tunnel, from, unproven: None, since, own_certificate, opened_by: None, took: None },
+        )
     }
 
     fn endpoint(host: u8) -> SocketAddr {

@@ -56,6 +56,7 @@ impl Node {
         let established = Established {
             tunnel: Arc::new(tunnel),
             from: Origin::Direct(endpoint),
+            unproven: None,
             since: now,
             own_certificate: self.config().fingerprint(own_version),
             opened_by: Some(digest),

@@ -385,10 +385,11 @@ impl Exercise {
             && lookups <= 3 * tunnels
             && pending <= others
             && reserved == pending + half_open
-            && waiting_bytes <= pending * 100 * 100
+            && sizes.validations <= tunnels
+            && waiting_bytes <= (pending + sizes.validations) * 100 * 100
             && sizes.candidates <= others
             && sizes.reports <= others
-            && sizes.deadlines <= 3 * tunnels + half_open + pending + 3
+            && sizes.deadlines <= 3 * tunnels + sizes.validations + half_open + pending + 3
             && sizes.relay_hops <= 4 * others * others
             && sizes.punches <= 1024;
         if holds { Ok(()) } else { Err(format!("{} remembers too much: {sizes:?}", NAMES[host])) }

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use nebula_cert::Identity;
 
+use super::old_go;
 use super::packet::{self, Contents};
 use crate::forward::Offload;
 use crate::lighthouse::LocalAddress;
@@ -20,6 +21,10 @@ pub(super) struct Host {
     /// More addresses of its socket.
     pub(super) also_at: Vec<SocketAddr>,
     pub(super) nat: Option<usize>,
+    /// It answers test requests as old releases of Go Nebula do.
+    pub(super) is_old_go: bool,
+    /// The source that it writes into its datagrams, if that is not its own.
+    pub(super) forges: Option<SocketAddr>,
     pub(super) is_up: bool,
     pub(super) engine: Engine,
     /// Configuration for the next start.
@@ -51,6 +56,8 @@ impl Host {
             underlay,
             also_at,
             nat,
+            is_old_go: false,
+            forges: None,
             is_up: true,
             engine,
             config,
@@ -69,7 +76,7 @@ impl Host {
     pub(super) fn restart(&mut self, now: Instant, wall: WallClock, seed: Seed) {
         let (name, config) = (self.name.clone(), self.config.clone());
         let at = (self.underlay, std::mem::take(&mut self.also_at));
-        *self = Self::new(name, at, self.nat, config, now, wall, seed);
+        *self = Self { is_old_go: self.is_old_go, ..Self::new(name, at, self.nat, config, now, wall, seed) };
     }
 
     /// Every address of its socket.
@@ -137,7 +144,10 @@ impl Host {
         self.outgoing.pop_front()
     }
 
-    fn collect(&mut self, now: Instant, collected: Collected) {
+    fn collect(&mut self, now: Instant, mut collected: Collected) {
+        if self.is_old_go {
+            collected.datagrams.iter_mut().for_each(|transmit| old_go::garble(&self.engine, &mut transmit.datagram));
+        }
         self.outgoing.extend(collected.datagrams);
         self.bypassed.extend(collected.bypassed);
         self.events.extend(collected.events);

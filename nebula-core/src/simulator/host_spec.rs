@@ -20,6 +20,7 @@ pub struct HostSpec {
     pub(super) underlay: Option<SocketAddr>,
     pub(super) also_at: Vec<SocketAddr>,
     pub(super) nat: Option<NatId>,
+    pub(super) is_old_go: bool,
     pub(super) not_after: UnixTime,
     pub(super) knows: Vec<HostId>,
     pub(super) lighthouses: Vec<HostId>,
@@ -39,11 +40,19 @@ impl HostSpec {
             underlay: None,
             also_at: Vec::new(),
             nat: None,
+            is_old_go: false,
             not_after: authority::NOT_AFTER,
             knows: Vec::new(),
             lighthouses: Vec::new(),
             configure: Box::new(|_| {}),
         }
+    }
+
+    /// Makes it answer test requests as Go Nebula before 1.11 does, which garbles short bodies and panics at longer ones.
+    #[must_use]
+    pub fn old_go(mut self) -> Self {
+        self.is_old_go = true;
+        self
     }
 
     /// Gives it certificates of these versions.

@@ -14,6 +14,7 @@ mod host_spec;
 mod hosts;
 mod link;
 mod nat;
+mod old_go;
 mod operation;
 mod packet;
 mod ping;
@@ -173,6 +174,7 @@ impl SimNet {
         let nat = spec.nat.map(|nat| nat.0);
         let (wall, seed) = (self.wall(), self.random_seed());
         self.hosts.push(Host::new(spec.name, (underlay, spec.also_at), nat, config, self.now, wall, seed));
+        self.hosts.change(id, |host| host.is_old_go = spec.is_old_go);
         id
     }
 
@@ -278,6 +280,12 @@ impl SimNet {
     /// Moves the host to a private endpoint behind `nat`; it keeps its tunnels.
     pub fn move_behind(&mut self, host: HostId, nat: NatId) {
         self.hosts.relocate(host, private_endpoint(nat, host), Some(nat.0));
+    }
+
+    /// Makes the host write this source into its datagrams from now on; `None`: its own one again.
+    pub fn forge(&mut self, host: HostId, source: Option<&str>) {
+        let source = source.map(|source| source.parse().expect("an endpoint"));
+        self.hosts.change(host, |host| host.forges = source);
     }
 
     /// Makes the NAT forget its mappings; later datagrams get new ports.
@@ -562,6 +570,7 @@ impl SimNet {
         while let Some(transmit) = self.hosts.next_datagram(sender) {
             let host = &self.hosts[sender];
             let from = match host.nat {
+                _ if host.forges.is_some() => host.forges.unwrap_or(host.underlay),
                 Some(nat) if !self.shares_nat(nat, transmit.to) => {
                     self.nats[nat].outbound(self.now, host.underlay, transmit.to)
                 }

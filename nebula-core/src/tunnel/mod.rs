@@ -9,6 +9,7 @@ mod path_limit;
 mod replay_window;
 mod session;
 mod table;
+mod trial;
 mod vacancies;
 
 use std::net::{IpAddr, SocketAddr};
@@ -28,6 +29,7 @@ pub(crate) use session::Negotiated;
 pub use session::{Session, SessionKeys};
 pub(crate) use table::Lookup;
 pub(crate) use table::TunnelTable;
+pub(crate) use trial::Trial;
 pub(crate) use vacancies::ReservedIndex;
 
 use crate::index::Hop;
@@ -57,7 +59,10 @@ pub(crate) struct Tunnel {
     pub peer_time: u64,
     /// Whether the peer may be sent test requests with a body.
     pub(crate) answers_long_tests: bool,
+    /// Where the peer is. It answered there what only who is there can answer.
     endpoint: ArcSwapOption<SocketAddr>,
+    /// Where it may be.
+    trial: ArcSwapOption<Trial>,
     /// Both indexes of the hop to use while there is no endpoint; 0 if there is none.
     hop: AtomicU64,
     /// The largest packet that the path carries.
@@ -100,6 +105,7 @@ impl Tunnel {
             peer_time: done.peer_time,
             answers_long_tests: done.answers_long_tests,
             endpoint: ArcSwapOption::new(endpoint.map(Arc::new)),
+            trial: ArcSwapOption::empty(),
             hop: AtomicU64::new(0),
             path_limit: PathLimit::off(),
             // Only the holder of the keys can send the second handshake message; the first may be a replay.
@@ -116,13 +122,39 @@ impl Tunnel {
         self.endpoint.load().as_deref().copied()
     }
 
-    /// Changes the underlay endpoint.
+    /// Changes the underlay endpoint, and ends a trial.
     pub(crate) fn set_endpoint(&self, endpoint: Option<SocketAddr>) {
+        self.set_trial(None);
         let is_other = self.endpoint() != endpoint;
         self.endpoint.store(endpoint.map(Arc::new));
         if is_other {
             self.path_limit.forget();
         }
+    }
+
+    /// The endpoint on trial.
+    #[cold]
+    pub(crate) fn trial(&self) -> Option<Arc<Trial>> {
+        if self.path_limit.is_on_trial() { self.trial.load_full() } else { None }
+    }
+
+    /// Begins the trial of an endpoint, or ends it.
+    pub(crate) fn set_trial(&self, trial: Option<Trial>) {
+        let is_on = trial.is_some();
+        if is_on || self.path_limit.is_on_trial() {
+            self.trial.store(trial.map(Arc::new));
+            self.path_limit.set_trial(is_on);
+        }
+    }
+
+    /// Whether there is an endpoint on trial.
+    pub(crate) fn is_on_trial(&self) -> bool {
+        self.path_limit.is_on_trial()
+    }
+
+    /// Whether datagrams reach the peer without a relay, as far as is known.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.endpoint().is_some() || self.is_on_trial()
     }
 
     /// The hop to use while there is no endpoint.

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Shared by the control plane, which finds the limit out, and all lanes, which keep to it.
 ///
-/// In the usual state, in which packets of every length pass, a packet costs one load and one comparison.
+/// In the usual state, in which packets of every length pass, a packet costs one load and one comparison. That comparison
+/// also finds the tunnels whose peer is about to move (see [`Trial`](super::Trial)).
 #[derive(Debug)]
 pub(crate) struct PathLimit(AtomicU32);
 
@@ -27,7 +28,7 @@ impl PathLimit {
         Self(AtomicU32::new(OFF))
     }
 
-    /// Whether every packet of the overlay device passes.
+    /// Whether every packet of the overlay device passes, by the one path that there is.
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
         self.0.load(Ordering::Relaxed) >= OPEN
@@ -35,10 +36,10 @@ impl PathLimit {
 
     /// What is known.
     pub(crate) fn state(&self) -> PathState {
-        match self.0.load(Ordering::Relaxed) {
+        match self.0.load(Ordering::Relaxed) | NO_TRIAL {
             UNEXAMINED => PathState::Unexamined,
             UNDER_EXAMINATION => PathState::UnderExamination,
-            limit => u16::try_from(limit).map_or(PathState::Open, PathState::Limited),
+            limit => u16::try_from(limit ^ NO_TRIAL).map_or(PathState::Open, PathState::Limited),
         }
     }
 
@@ -47,32 +48,54 @@ impl PathLimit {
         let value = match state {
             PathState::Unexamined => UNEXAMINED,
             PathState::UnderExamination => UNDER_EXAMINATION,
-            PathState::Limited(limit) => u32::from(limit).max(UNDER_EXAMINATION + 1),
+            PathState::Limited(limit) => (NO_TRIAL | u32::from(limit)).max(UNDER_EXAMINATION + 1),
             PathState::Open => OPEN,
         };
-        self.0.store(value, Ordering::Relaxed);
+        self.replace(value);
     }
 
     /// Whether paths of this tunnel are to be examined. Forgets what is known.
     pub(crate) fn switch(&self, on: bool) {
-        self.0.store(if on { UNEXAMINED } else { OFF }, Ordering::Relaxed);
+        self.replace(if on { UNEXAMINED } else { OFF });
     }
 
     /// Forgets what is known, because there is another path.
     pub(crate) fn forget(&self) {
-        if self.0.load(Ordering::Relaxed) != OFF {
+        if self.0.load(Ordering::Relaxed) | NO_TRIAL != OFF {
             self.set(PathState::Unexamined);
         }
     }
 
-    /// Returns `true` to the first caller since the path became unexamined, who has to ask for an examination.
+    /// Whether the tunnel has an endpoint on trial.
+    pub(super) fn is_on_trial(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & NO_TRIAL == 0
+    }
+
+    /// Begins or ends a trial.
+    pub(super) fn set_trial(&self, on: bool) {
+        if on {
+            self.0.fetch_and(!NO_TRIAL, Ordering::Relaxed);
+        } else {
+            self.0.fetch_or(NO_TRIAL, Ordering::Relaxed);
+        }
+    }
+
+    /// Changes what is known, and leaves the trial as it is. Only the control plane does this, and begins trials.
+    fn replace(&self, value: u32) {
+        self.0.store(if self.is_on_trial() { value & !NO_TRIAL } else { value }, Ordering::Relaxed);
+    }
+
+    /// Returns `true` to the first caller since the path became unexamined, who has to ask for an examination. Nothing is
+    /// examined during a trial: the path is about to change.
     pub(crate) fn claim(&self) -> bool {
         self.0.compare_exchange(UNEXAMINED, UNDER_EXAMINATION, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 }
 
-const UNEXAMINED: u32 = 0;
-const UNDER_EXAMINATION: u32 = 1;
+/// Without this bit, every value is less than [`OPEN`].
+const NO_TRIAL: u32 = 1 << 31;
+const UNEXAMINED: u32 = NO_TRIAL;
+const UNDER_EXAMINATION: u32 = NO_TRIAL | 1;
 const OPEN: u32 = u32::MAX - 1;
 const OFF: u32 = u32::MAX;
 
@@ -105,6 +128,27 @@ mod tests {
         }
         limit.switch(true);
         limit.switch(false);
+        assert!(limit.is_open());
+    }
+
+    #[test]
+    fn during_a_trial_no_path_is_open_and_what_is_known_stays() {
+        let limit = PathLimit::off();
+        for known in [PathState::Open, PathState::Limited(1140), PathState::Unexamined, PathState::UnderExamination] {
+            limit.set(known);
+            limit.set_trial(true);
+            assert!(!limit.is_open() && limit.is_on_trial() && !limit.claim() && limit.state() == known);
+            limit.set(PathState::Limited(9));
+            assert!(limit.is_on_trial() && limit.state() == PathState::Limited(9));
+            limit.set(known);
+            limit.set_trial(false);
+            assert!(limit.state() == known && limit.is_open() == (known == PathState::Open));
+        }
+        limit.switch(false);
+        limit.set_trial(true);
+        limit.forget();
+        assert!(!limit.is_open() && limit.state() == PathState::Open);
+        limit.set_trial(false);
         assert!(limit.is_open());
     }
 }

@@ -1,5 +1,6 @@
 //! Parsers for everything that comes off the wire. They never panic, and never allocate by a length they read.
 
+pub(crate) mod challenge;
 pub mod header;
 pub(crate) mod icmp;
 pub mod ip;

@@ -4,6 +4,7 @@
 //! two of them know each other. Go Nebula also follows whoever sends it anything from another endpoint, so it is never sent a
 //! probe by a direct path other than the present one.
 
+use super::challenge::{Challenge, ChallengeReply};
 use super::header::MessageType;
 
 /// A test request that measures a path.
@@ -72,6 +73,8 @@ impl PathReply {
 #[must_use]
 pub fn only_measures(kind: MessageType, body: &[u8]) -> bool {
     match kind {
+        MessageType::TestRequest if Challenge::is_in(body) => true,
+        MessageType::TestReply if ChallengeReply::read(body).is_some() => true,
         MessageType::TestRequest => PathProbe::read(body).is_some_and(|probe| !probe.in_use),
         MessageType::TestReply => PathReply::read(body).is_some_and(|reply| reply.by != Answerer::Echoes),
         _ => false,
@@ -128,5 +131,9 @@ mod tests {
         assert!(!only_measures(MessageType::TestRequest, &used.request()));
         assert!(!only_measures(MessageType::TestReply, &probe.request()), "Go Nebula moves the tunnel by its echo");
         assert!(!only_measures(MessageType::Data, &probe.request()));
+        let challenge = Challenge::new(&[1; 32]).body();
+        assert!(
+            only_measures(MessageType::TestRequest, &challenge) && only_measures(MessageType::TestReply, &challenge)
+        );
     }
 }

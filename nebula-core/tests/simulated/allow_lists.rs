@@ -62,6 +62,7 @@ fn a_tunnel_does_not_follow_its_peer_to_an_excluded_address() {
     assert_eq!(net.endpoint_of(b, a), before);
     net.move_to(a, "203.0.113.77:4242");
     net.ping(a, b).until_delivered();
+    net.run_for(Duration::from_millis(20));
     assert_eq!(net.endpoint_of(b, a), Some("203.0.113.77:4242".parse().unwrap()));
 }
 

@@ -15,6 +15,7 @@ mod diagnosis;
 mod diagram;
 mod direct_handshake;
 mod early_data;
+mod endpoint_validation;
 mod firewall;
 mod flow_identity;
 mod forged_first_messages;

@@ -112,6 +112,7 @@ fn a_tunnel_follows_its_peer_to_a_new_mapping() {
     net.rebind(nat);
     assert!(!net.ping(server, inside).is_answered_within(Duration::from_secs(1)), "the server cannot know yet");
     assert!(net.ping(inside, server).is_answered_within(Duration::from_secs(1)));
+    net.run_for(Duration::from_millis(20));
     assert_ne!(net.endpoint_of(server, inside), Some(old));
     assert!(net.ping(server, inside).is_answered_within(Duration::from_secs(1)));
     assert_eq!(net.tunnels(server).len(), 1, "without a new handshake");

@@ -414,7 +414,8 @@ fn two_ends_that_may_not_follow_each_other_yet_do_not_challenge_each_other_for_e
     assert!(both_relayed, "{}", net.diagram());
     net.heal(a, b);
     // One of the datagrams that the cut dropped turns out to be merely late.
-    let late = net.flow().rfind(|step| step.sender == "a" && step.to == net.underlay(b)).unwrap().clone();
+    let is_data = |step: &&Step| step.sender == "a" && kind(step) == Some(MessageType::Data);
+    let late = net.flow().rfind(|step| is_data(step) && step.to == net.underlay(b)).unwrap().clone();
     net.inject(late.from, late.to, &late.datagram);
     let healed = net.elapsed();
     net.run_for(3 * SECOND);

@@ -12,6 +12,7 @@ fn a_tunnel_follows_a_peer_that_moves() {
     net.ping(a, b).until_delivered();
     net.move_to(b, "198.51.100.99:999");
     net.ping(b, a).until_delivered();
+    net.run_for(Duration::from_millis(20));
     assert_eq!(net.endpoint_of(a, b), Some("198.51.100.99:999".parse().unwrap()));
     assert_eq!(net.tunnels(a).len(), 1, "no new handshake was needed");
     assert!(net.events(a).iter().any(|event| matches!(event, Event::Roamed { .. })));
@@ -25,11 +26,13 @@ fn a_tunnel_does_not_flap_back_to_where_it_just_left() {
     let old = net.underlay(b).to_string();
     net.move_to(b, "198.51.100.99:999");
     net.ping(b, a).until_delivered();
+    net.run_for(Duration::from_millis(20));
     net.move_to(b, &old);
     assert!(!net.ping(b, a).is_answered_within(Duration::from_millis(500)), "the answer goes to the newer endpoint");
     assert_eq!(net.endpoint_of(a, b), Some("198.51.100.99:999".parse().unwrap()));
     net.run_for(Duration::from_secs(2));
     net.ping(b, a).until_delivered();
+    net.run_for(Duration::from_millis(20));
     assert_eq!(net.endpoint_of(a, b), Some(old.parse().unwrap()));
 }
 

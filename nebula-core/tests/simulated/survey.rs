@@ -80,6 +80,7 @@ fn a_redirected_tunnel_stays_until_the_peer_is_heard_elsewhere() {
     assert!(net.control(a, |node, now| node.redirect(now, at_b, nowhere)));
     assert_eq!(net.tunnels_to(a, b)[0].endpoint, Some(nowhere));
     net.ping(b, a).until_delivered();
+    net.run_for(SECOND / 50);
     assert_eq!(net.tunnels_to(a, b)[0].endpoint, Some(b_is));
 }
 

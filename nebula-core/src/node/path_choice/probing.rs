@@ -111,7 +111,10 @@ impl Paths<'_> {
             choice.note_foreign();
             goes_first && choice.leads(self.now)
         });
-        if let Some(reply) = seal(tunnel, MessageType::TestReply, &probe.reply(leads)) {
+        let body = probe.reply(leads);
+        if self.may_answer(tunnel, from, body.len())
+            && let Some(reply) = seal(tunnel, MessageType::TestReply, &body)
+        {
             self.outbox.answer(self.hops, from, reply);
         }
         true

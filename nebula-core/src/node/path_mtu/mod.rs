@@ -133,7 +133,7 @@ impl Search {
             return Step::default();
         }
         self.is_first_run = true;
-        self.holds = self.round_trip <= NEAR;
+        self.holds = self.is_near();
         if self.is_safe { self.check(now, sent, self.top) } else { self.ask(now, sent, 1) }
     }
 
@@ -144,6 +144,16 @@ impl Search {
         (self.confirmed, self.limit) = (older.confirmed, older.limit);
         (self.round_trip, self.raise_at) = (older.round_trip, older.raise_at);
         self.examined = (sent, now);
+    }
+
+    /// The peer returned a test request intact: it survives long probes.
+    pub(super) fn note_safe(&mut self) {
+        self.is_safe = true;
+    }
+
+    /// Whether a connection to the peer waits until the path was examined.
+    pub(super) fn is_near(&self) -> bool {
+        self.round_trip <= NEAR
     }
 
     /// Stops, and forgets what is known.

@@ -62,6 +62,10 @@ impl Paths<'_> {
         if live.openings.len() < MAX_OPENINGS {
             live.openings.extend(waits);
         }
+        if live.tunnel.is_on_trial() {
+            // The path is about to change, and is examined then.
+            return;
+        }
         if live.path_mtu.is_examining() && live.tunnel.path_limit.state() == PathState::UnderExamination {
             return;
         }
@@ -133,7 +137,7 @@ impl Paths<'_> {
     }
 
     /// Sends what waited until the path was examined.
-    fn let_go(&mut self, index: LocalIndex) {
+    pub(in crate::node) fn let_go(&mut self, index: LocalIndex) {
         let Some(live) = self.tunnels.get_mut(index) else { return };
         for packet in std::mem::take(&mut live.openings) {
             if let Some(Punt::PathUnexamined { .. }) = self.outbox.overlay_packet(self.now, packet) {

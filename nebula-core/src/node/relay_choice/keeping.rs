@@ -78,7 +78,7 @@ impl Node {
         let standing = |relay: IpAddr| {
             let tunnel = self.forwarder.tunnels().by_address(relay)?;
             let is_member = self.config.is_group_relay(tunnel.peer.groups());
-            Some(Standing { is_direct: tunnel.endpoint().is_some(), is_member })
+            Some(Standing { is_direct: tunnel.is_direct(), is_member })
         };
         let round = choice.round(now, standing);
         for relay in round.call {

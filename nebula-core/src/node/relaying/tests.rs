@@ -31,7 +31,8 @@ impl Parts {
             forwarder.tunnels().publish(Arc::clone(&tunnel));
             forwarder.tunnels().set_primary(&tunnel);
             let from = Origin::Direct(endpoint(number));
-            let made = Established { tunnel, from, since: now, own_certificate, opened_by: None, took: None };
+            let made =
+                Established { tunnel, from, unproven: None, since: now, own_certificate, opened_by: None, took: None };
             tunnels.insert(Live::new(now, made));
         }
         let hops = Hops::new(Arc::clone(&forwarder), am_relay);
