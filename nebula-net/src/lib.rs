@@ -8,6 +8,8 @@ pub mod tcp;
 #[cfg(feature = "tower")]
 pub mod tower;
 
+pub use tcp::Keepalive;
+
 pub use net::{
     BlockingListener, BlockingNet, BlockingStream, Builder, Net, StartError, TcpListener, TcpStream, UdpSocket,
 };

@@ -14,7 +14,7 @@ use nebula_instance::host::reloaded::Reloaded;
 use nebula_instance::names::{self, NameWatch};
 use nebula_instance::overlay::events;
 use nebula_net::Net;
-use nebula_net::tcp::TcpOptions;
+use nebula_net::tcp::{Keepalive, TcpOptions};
 use tokio::sync::broadcast;
 use tokio::task::JoinSet;
 
@@ -51,7 +51,7 @@ impl Node {
         let config = settings.to_config(pki.identity.clone(), pki.trust.clone(), bound.port(), advertise);
         let networks = networks(&settings);
         let mut options = TcpOptions::default();
-        options.keepalive = Some(KEEPALIVE);
+        options.keepalive = Some(Keepalive::after(KEEPALIVE));
         let mtu = u16::try_from(settings.tun.mtu).unwrap_or(u16::MAX);
         let net = Net::builder(config).socket(socket).tcp(options).mtu(mtu).start();
         let net = net.map_err(|error| start(&error.to_string()))?;

@@ -6,10 +6,12 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
+use std::time::Duration;
 
 use nebula_cert::VerifiedCertificate;
 
 use super::{Net, TcpListener, TcpStream};
+use crate::tcp::Keepalive;
 
 /// A [`Net`] on a thread of its own, from [`Builder::start_blocking`](crate::Builder::start_blocking). Cheap to clone.
 #[derive(Debug, Clone)]
@@ -93,6 +95,16 @@ impl BlockingStream {
     /// As there.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         self.0.peer_addr()
+    }
+
+    /// See [`TcpStream::set_keepalive`].
+    pub fn set_keepalive(&self, keepalive: Option<Keepalive>) {
+        self.0.set_keepalive(keepalive);
+    }
+
+    /// See [`TcpStream::set_user_timeout`].
+    pub fn set_user_timeout(&self, timeout: Option<Duration>) {
+        self.0.set_user_timeout(timeout);
     }
 
     /// Closes the sending side after everything that was written.

@@ -27,6 +27,7 @@ pub struct Builder {
     socket: Option<std::net::UdpSocket>,
     stack: StackOptions,
     allow: Option<Allow>,
+    ends_with_tunnel: bool,
     local_addresses: Option<Vec<LocalAddress>>,
     dns_port: u16,
 }
@@ -60,6 +61,7 @@ impl Builder {
             socket: None,
             stack: StackOptions::default(),
             allow: None,
+            ends_with_tunnel: false,
             local_addresses: None,
             dns_port: DNS_PORT,
         }
@@ -81,6 +83,14 @@ impl Builder {
     /// refused then. The firewall of the configuration comes first. It runs between packets, so it must be quick.
     pub fn allow(mut self, allow: impl Fn(&VerifiedCertificate) -> bool + Send + Sync + 'static) -> Self {
         self.allow = Some(Arc::new(allow));
+        self
+    }
+
+    /// Ends a connection with [`TimedOut`](io::ErrorKind::TimedOut) as soon as the node gives the tunnel to its peer up: the peer stopped
+    /// answering, or its certificate is no longer valid. Otherwise the connection waits for the peer to return, as TCP does. The node
+    /// asks a silent peer only while packets are sent to it: who only reads needs [`TcpOptions::keepalive`], too. Default: false.
+    pub fn end_with_tunnel(mut self, ends: bool) -> Self {
+        self.ends_with_tunnel = ends;
         self
     }
 
@@ -146,7 +156,7 @@ impl Builder {
     }
 
     fn build(self) -> Result<(Net, Driver), StartError> {
-        let Self { mut config, bind, socket, stack, allow, local_addresses, dns_port } = self;
+        let Self { mut config, bind, socket, stack, allow, ends_with_tunnel, local_addresses, dns_port } = self;
         config.validate()?;
         let socket = match socket {
             Some(socket) => socket,
@@ -167,7 +177,7 @@ impl Builder {
             // What it has to send comes with the first timeout of the node.
             let _ = engine.control(wall.at, |node| node.set_local_addresses(local_addresses)).1;
         }
-        let shared = Arc::new(Shared::new(stack, allow));
+        let shared = Arc::new(Shared::new(stack, allow, ends_with_tunnel));
         let (sender, receiver) = mpsc::unbounded_channel();
         let driver = Driver::new(engine, socket, Arc::clone(&shared), receiver);
         Ok((Net::new(shared, sender, lighthouses, dns_port), driver))

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use nebula_cert::VerifiedCertificate;
 
-use nebula_core::{Engine, Event, Node, Output, Packet};
+use nebula_core::{Engine, Event, Node, Output, Packet, TunnelDownReason};
 use tokio::sync::{Notify, broadcast, mpsc};
 
 use super::clock;
@@ -34,6 +34,8 @@ pub(crate) struct Shared {
     wake: Notify,
     pub(crate) events: broadcast::Sender<Event>,
     allow: Option<Allow>,
+    /// Connections end when the tunnel of their peer is given up.
+    ends_with_tunnel: bool,
 }
 
 impl std::fmt::Debug for Shared {
@@ -43,8 +45,9 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(stack: Stack, allow: Option<Allow>) -> Self {
-        Self { stack: Mutex::new(stack), wake: Notify::new(), events: broadcast::Sender::new(64), allow }
+    pub(crate) fn new(stack: Stack, allow: Option<Allow>, ends_with_tunnel: bool) -> Self {
+        let (stack, events) = (Mutex::new(stack), broadcast::Sender::new(64));
+        Self { stack, wake: Notify::new(), events, allow, ends_with_tunnel }
     }
 
     /// Calls the stack, and lets what comes of it be sent.
@@ -211,8 +214,12 @@ impl Shared {
         }
         for event in output.events() {
             tracing::debug!(?event, "overlay");
-            if let Event::HandshakeTimedOut { peer, .. } = event {
-                self.stack().peer_unreachable(now, *peer);
+            match event {
+                Event::HandshakeTimedOut { peer, .. } => self.stack().peer_unreachable(now, *peer),
+                Event::TunnelDown { peer, reason, .. } if self.ends_with_tunnel && is_gone(reason) => {
+                    self.stack().lose_peer(now, peer);
+                }
+                _ => {}
             }
             // Nobody may be interested.
             let _ = self.events.send(event.clone());
@@ -234,6 +241,11 @@ impl Shared {
             stack.set_sender(id, packet.sender());
         }
     }
+}
+
+/// Whether a tunnel has ended such that its peer is not expected back.
+fn is_gone(reason: &TunnelDownReason) -> bool {
+    matches!(reason, TunnelDownReason::Dead | TunnelDownReason::CertificateInvalid | TunnelDownReason::PeerReplaced)
 }
 
 /// Sends the datagrams of an output, or keeps them until the socket takes more. Their number is bounded: nothing new is sent

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use nebula_cert::VerifiedCertificate;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -12,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::waiting::wait_for;
 use super::{Inner, ended};
 use crate::stack::{Flow, Id};
-use crate::tcp::Error;
+use crate::tcp::{Error, Keepalive};
 
 /// A TCP connection over the overlay. Dropping it closes it: what was written is still delivered, unless something that arrived was
 /// not read; then the peer gets a reset.
@@ -57,6 +58,18 @@ impl TcpStream {
     /// Sends small segments at once (the default), or lets them wait for the acknowledgement of others.
     pub fn set_nodelay(&self, no_delay: bool) {
         self.inner.shared.with(|stack, _| stack.set_no_delay(self.id, no_delay));
+    }
+
+    /// Probes the peer when it is silent, and ends the stream with [`TimedOut`](io::ErrorKind::TimedOut) if it does not answer; `None`:
+    /// never. What all streams begin with is set by [`Builder::tcp`](crate::Builder::tcp).
+    pub fn set_keepalive(&self, keepalive: Option<Keepalive>) {
+        self.inner.shared.with(|stack, now| stack.set_keepalive(now, self.id, keepalive));
+    }
+
+    /// Ends the stream with [`TimedOut`](io::ErrorKind::TimedOut) when what was written waits for the peer's acknowledgement for so long;
+    /// `None`: for a quarter of an hour.
+    pub fn set_user_timeout(&self, timeout: Option<Duration>) {
+        self.inner.shared.with(|stack, now| stack.set_user_timeout(now, self.id, timeout));
     }
 
     /// Reads as one of several who may do so at the same time.

@@ -325,6 +325,19 @@ impl Stack {
         }
     }
 
+    /// Ends all connections to the peer with these addresses, and to hosts behind it, because it is known to be gone.
+    pub fn lose_peer(&mut self, now: Instant, peer: &[IpAddr]) {
+        for id in self.connections.ids().collect::<Vec<_>>() {
+            let Some(entry) = self.connections.get_mut(id) else { continue };
+            let sender = entry.sender.as_ref();
+            let is_behind = sender.is_some_and(|sender| peer.iter().any(|address| names(sender, *address)));
+            if is_behind || peer.contains(&entry.flow.remote.ip()) {
+                entry.connection.lose_peer();
+                self.settle(now, id);
+            }
+        }
+    }
+
     /// When to call [`Stack::timeout`] at the latest.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {

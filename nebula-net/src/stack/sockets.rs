@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::task::Poll;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nebula_cert::VerifiedCertificate;
 use nebula_core::forward::Offload;
@@ -11,7 +11,7 @@ use super::bindings::Listener;
 use super::entry::Stage;
 use super::waiters::{Ticket, Waiter};
 use super::{Flow, Id, Stack, names, packet};
-use crate::tcp::Error;
+use crate::tcp::{Error, Keepalive};
 
 impl Stack {
     /// Waits until a connection that this side opened is open.
@@ -112,6 +112,22 @@ impl Stack {
     pub fn set_no_delay(&mut self, id: Id, no_delay: bool) {
         if let Some(entry) = self.connections.get_mut(id) {
             entry.connection.set_no_delay(no_delay);
+        }
+    }
+
+    /// Probes a silent peer in this way, or never.
+    pub fn set_keepalive(&mut self, now: Instant, id: Id, keepalive: Option<Keepalive>) {
+        if let Some(entry) = self.connections.get_mut(id) {
+            entry.connection.set_keepalive(keepalive);
+            self.settle(now, id);
+        }
+    }
+
+    /// Ends a connection when data waits for an acknowledgement for so long.
+    pub fn set_user_timeout(&mut self, now: Instant, id: Id, timeout: Option<Duration>) {
+        if let Some(entry) = self.connections.get_mut(id) {
+            entry.connection.set_user_timeout(timeout);
+            self.settle(now, id);
         }
     }
 

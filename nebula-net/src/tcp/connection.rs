@@ -10,7 +10,7 @@ use super::path_mss::PathMss;
 use super::receive::Receiver;
 use super::segment::{Header, Options, TIMESTAMPS_LEN};
 use super::send::Sender;
-use super::{Error, TcpOptions};
+use super::{Error, Keepalive, TcpOptions};
 
 /// What a peer without the option takes over IPv4 (RFC 9293 section 3.7.1).
 const DEFAULT_MSS: u16 = 536;
@@ -21,9 +21,6 @@ const CHALLENGES: u32 = 10;
 const CHALLENGE_PERIOD: Duration = Duration::from_secs(5);
 /// How long a peer may take to close its side after the program dropped the connection.
 const ORPHAN_TIMEOUT: Duration = Duration::from_secs(60);
-/// Between two keepalive probes without an answer.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
-const KEEPALIVE_PROBES: u32 = 9;
 /// How long the ports of a connection rest at least.
 const MIN_REST: Duration = Duration::from_secs(1);
 /// After this long, timestamps may have wrapped (RFC 7323 section 5.5).
@@ -84,7 +81,7 @@ pub struct Connection {
     /// When this state ends by itself.
     expires: Option<Instant>,
     challenges: Challenges,
-    keepalive: Keepalive,
+    silence: Silence,
 }
 
 #[derive(Debug)]
@@ -114,8 +111,9 @@ struct Challenges {
     count: u32,
 }
 
+/// For keepalive probes.
 #[derive(Debug)]
-struct Keepalive {
+struct Silence {
     heard: Instant,
     probes: u32,
     /// A probe is to be sent.
@@ -167,7 +165,7 @@ impl Connection {
     fn new(now: Instant, begin: Begin, state: State, peer_initial: u32) -> Self {
         let Begin { options, initial, timestamp_offset, epoch, mss } = begin;
         let mut sender = Sender::new(now, initial, options.send_buffer, options.max_send_buffer);
-        sender.no_delay = options.no_delay;
+        (sender.no_delay, sender.user_timeout) = (options.no_delay, options.user_timeout);
         let receiver = Receiver::new(now, peer_initial, options.receive_window, options.max_receive_window, mss.into());
         Self {
             state,
@@ -182,7 +180,7 @@ impl Connection {
             orphaned: false,
             expires: None,
             challenges: Challenges { since: now, count: 0 },
-            keepalive: Keepalive { heard: now, probes: 0, due: false },
+            silence: Silence { heard: now, probes: 0, due: false },
             options,
         }
     }
@@ -327,6 +325,24 @@ impl Connection {
         self.sender.no_delay = no_delay;
     }
 
+    /// Probes a silent peer in this way, or never.
+    pub fn set_keepalive(&mut self, keepalive: Option<Keepalive>) {
+        Arc::make_mut(&mut self.options).keepalive = keepalive;
+        self.silence.probes = 0;
+    }
+
+    /// Ends the connection when data waits for an acknowledgement for so long; see [`TcpOptions::user_timeout`].
+    pub fn set_user_timeout(&mut self, timeout: Option<Duration>) {
+        self.sender.user_timeout = timeout;
+    }
+
+    /// The peer is gone, whatever may be on its way.
+    pub fn lose_peer(&mut self) {
+        if !matches!(self.state, State::TimeWait | State::Closed) {
+            self.end(Some(Error::TimedOut));
+        }
+    }
+
     /// Bytes of memory that received data takes.
     #[must_use]
     pub fn buffered(&self) -> usize {
@@ -428,8 +444,9 @@ impl Connection {
     }
 
     fn keepalive_due(&self) -> Option<Instant> {
-        let idle = self.options.keepalive.filter(|_| self.is_established() && self.state != State::TimeWait)?;
-        Some(self.keepalive.heard + idle + KEEPALIVE_INTERVAL * self.keepalive.probes)
+        let Keepalive { idle, interval, .. } =
+            self.options.keepalive.filter(|_| self.is_established() && self.state != State::TimeWait)?;
+        Some(self.silence.heard + idle + interval * self.silence.probes)
     }
 
     /// Does what is due by time.
@@ -443,12 +460,12 @@ impl Connection {
             return self.end(None);
         }
         if self.keepalive_due().is_some_and(|at| at <= now) {
-            if self.keepalive.probes >= KEEPALIVE_PROBES {
+            if self.options.keepalive.is_some_and(|it| self.silence.probes >= it.probes) {
                 self.reset = true;
                 return self.end(Some(Error::TimedOut));
             }
-            self.keepalive.probes += 1;
-            self.keepalive.due = true;
+            self.silence.probes += 1;
+            self.silence.due = true;
         }
         if let Err(error) = self.sender.timeout(now, self.timestamp(now)) {
             self.reset = true;

@@ -29,7 +29,7 @@ mod send;
 mod tests;
 
 pub use connection::{Begin, Connection, Reaction, State};
-pub use options::TcpOptions;
+pub use options::{Keepalive, TcpOptions};
 pub(crate) use pieces::PIECE_COST;
 
 /// Why a connection ended other than by both sides closing it.

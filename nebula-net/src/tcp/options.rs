@@ -16,12 +16,34 @@ pub struct TcpOptions {
     pub max_send_buffer: usize,
     /// Send small segments at once instead of waiting for the acknowledgement of others. Default: true.
     pub no_delay: bool,
-    /// Time without a segment from the peer after which it is probed; `None`: never. Default: `None`.
-    pub keepalive: Option<Duration>,
+    /// When a silent peer is probed; `None`: never. Default: `None`.
+    pub keepalive: Option<Keepalive>,
+    /// How long data, or the end of the stream, may wait for the peer's acknowledgement before the connection ends (TCP_USER_TIMEOUT,
+    /// RFC 5482); `None`: until it was sent 16 times, which takes a quarter of an hour. Default: `None`.
+    pub user_timeout: Option<Duration>,
     /// Times that a SYN is sent again. Default: 6, which takes two minutes.
     pub syn_retries: u32,
     /// How long the ports of a closed connection rest. Default: 60 s.
     pub time_wait: Duration,
+}
+
+/// When a silent peer is probed, and when it is given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Keepalive {
+    /// Time without a segment from the peer until the first probe.
+    pub idle: Duration,
+    /// Time between two probes without an answer.
+    pub interval: Duration,
+    /// Probes without an answer after which the connection ends.
+    pub probes: u32,
+}
+
+impl Keepalive {
+    /// Probes after this time of silence, up to nine times, each 15 seconds.
+    #[must_use]
+    pub fn after(idle: Duration) -> Self {
+        Self { idle, interval: Duration::from_secs(15), probes: 9 }
+    }
 }
 
 impl Default for TcpOptions {
@@ -33,6 +55,7 @@ impl Default for TcpOptions {
             max_send_buffer: 4 << 20,
             no_delay: true,
             keepalive: None,
+            user_timeout: None,
             syn_retries: 6,
             time_wait: Duration::from_secs(60),
         }

@@ -45,6 +45,8 @@ pub(crate) struct Sender {
     max_capacity: usize,
     /// Send small segments while others are on their way (no Nagle).
     pub(crate) no_delay: bool,
+    /// How long data may wait for its acknowledgement.
+    pub(crate) user_timeout: Option<Duration>,
     undo: Option<Box<Undo>>,
 }
 
@@ -82,6 +84,8 @@ struct Undo {
 struct Timers {
     /// The retransmission timeout counts from here.
     restarted: Instant,
+    /// Since when the oldest data waits for its acknowledgement.
+    waiting: Instant,
     last_sent: Instant,
     reorder: Option<Instant>,
     /// For a tail loss probe.
@@ -106,6 +110,7 @@ enum Alarm {
     Reorder,
     Probe,
     Persist,
+    GiveUp,
 }
 
 /// What an acknowledging segment says.
@@ -138,6 +143,7 @@ impl Sender {
             recovery: None,
             timers: Timers {
                 restarted: now,
+                waiting: now,
                 last_sent: now,
                 reorder: None,
                 probe: None,
@@ -150,6 +156,7 @@ impl Sender {
             capacity,
             max_capacity: max_capacity.max(capacity),
             no_delay: true,
+            user_timeout: None,
             undo: None,
         }
     }
@@ -258,7 +265,7 @@ impl Sender {
         let budget = if probe { segment } else { whole(allowance) };
         if let Some(range) = self.new_range(budget) {
             if self.board.is_empty() {
-                self.timers.restarted = now;
+                (self.timers.restarted, self.timers.waiting) = (now, now);
             }
             self.board.sent(now, range.clone());
             self.next = range.end;
@@ -346,7 +353,8 @@ impl Sender {
         let retransmit = (timers.restarted + self.rtt.timeout(), Alarm::Retransmit);
         let reorder = timers.reorder.map(|at| (at, Alarm::Reorder));
         let probe = timers.probe.map(|at| (at, Alarm::Probe));
-        [Some(retransmit), reorder, probe].into_iter().flatten().min_by_key(|(at, _)| *at)
+        let give_up = self.user_timeout.map(|timeout| (timers.waiting + timeout, Alarm::GiveUp));
+        [Some(retransmit), reorder, probe, give_up].into_iter().flatten().min_by_key(|(at, _)| *at)
     }
 
     pub(crate) fn deadline(&self) -> Option<Instant> {
@@ -357,6 +365,7 @@ impl Sender {
     pub(crate) fn timeout(&mut self, now: Instant, timestamp: u32) -> Result<(), Error> {
         let Some((_, alarm)) = self.alarm().filter(|(at, _)| *at <= now) else { return Ok(()) };
         match alarm {
+            Alarm::GiveUp => return Err(Error::TimedOut),
             Alarm::Reorder => self.detect(now),
             Alarm::Probe => {
                 self.timers.probing = Probing::Due;
@@ -406,6 +415,7 @@ impl Sender {
         if progress {
             delivered = self.board.acknowledged(now, min_rtt, ack.offset);
             self.acknowledged = ack.offset;
+            self.timers.waiting = now;
             self.buffer.release(ack.offset);
             if self.timers.probing == Probing::Sent {
                 self.timers.probing = Probing::No;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nebula_core::simulator::{HostId, SimNet};
 use nebula_net::stack::StackOptions;
-use nebula_net::tcp::Error;
+use nebula_net::tcp::{Error, Keepalive};
 
 use crate::world::World;
 
@@ -43,7 +43,7 @@ fn a_peer_that_starts_again_resets_the_stream_of_who_sends() {
 #[test]
 fn who_only_reads_learns_by_keepalive_that_the_peer_started_again() {
     let mut options = StackOptions::default();
-    options.tcp.keepalive = Some(10 * SECOND);
+    options.tcp.keepalive = Some(Keepalive::after(10 * SECOND));
     let (mut world, _) = pair(4, options);
     let stream = world.dial(0, 1, "10.42.0.2", [0, 8 * MEGABYTE]);
     world.run_for(SECOND / 20);
@@ -76,6 +76,53 @@ fn a_peer_that_is_gone_is_given_up() {
     let took = world.expect("an end", 1200 * SECOND, |world| world.outcomes(stream)[0].is_some());
     assert_eq!(world.outcomes(stream)[0], Some(Err(Error::TimedOut)));
     assert!(took > 300 * SECOND, "not before there was a chance: {took:?}");
+}
+
+#[test]
+fn a_peer_that_is_gone_is_given_up_after_the_time_that_the_program_chose() {
+    let probes = Keepalive { idle: 10 * SECOND, interval: 2 * SECOND, probes: 3 };
+    for (seed, bytes, keepalive, user_timeout, expected) in [
+        (11, [8 * MEGABYTE, 0], None, Some(20 * SECOND), 20 * SECOND),
+        // Nothing waits for an acknowledgement.
+        (12, [0, 8 * MEGABYTE], Some(probes), None, 16 * SECOND),
+        (13, [0, 8 * MEGABYTE], Some(probes), Some(SECOND), 16 * SECOND),
+    ] {
+        let mut options = StackOptions::default();
+        (options.tcp.keepalive, options.tcp.user_timeout) = (keepalive, user_timeout);
+        let (mut world, [_, b]) = pair(seed, options);
+        let stream = world.dial(0, 1, "10.42.0.2", bytes);
+        world.run_for(SECOND / 20);
+        world.net.kill(b);
+        let took = world.expect("an end", 60 * SECOND, |world| world.outcomes(stream)[0].is_some());
+        assert_eq!(world.outcomes(stream)[0], Some(Err(Error::TimedOut)));
+        let difference = took.abs_diff(expected);
+        assert!(difference < SECOND / 2, "{took:?} instead of {expected:?}");
+    }
+}
+
+#[test]
+fn a_closed_window_is_no_reason_to_give_a_peer_up() {
+    let mut options = StackOptions::default();
+    options.tcp.user_timeout = Some(5 * SECOND);
+    let (mut world, _) = pair(14, options);
+    let stream = world.dial(0, 1, "10.42.0.2", [8 * MEGABYTE, 0]);
+    world.run_for(SECOND / 20);
+    world.stop_reading(stream, 1);
+    world.run_for(60 * SECOND);
+    assert_eq!(world.outcomes(stream), [None, None]);
+}
+
+#[test]
+fn a_connection_may_end_with_the_tunnel_of_its_peer() {
+    let (mut world, [_, b]) = pair(15, StackOptions::default());
+    world.ends_with_tunnel = true;
+    let stream = world.dial(0, 1, "10.42.0.2", [8 * MEGABYTE, 0]);
+    world.run_for(SECOND / 20);
+    world.net.kill(b);
+    let took = world.expect("an end", 60 * SECOND, |world| world.outcomes(stream)[0].is_some());
+    assert_eq!(world.outcomes(stream)[0], Some(Err(Error::TimedOut)));
+    println!("over {took:?} after the peer's end");
+    assert!(took < 30 * SECOND, "{took:?}");
 }
 
 #[test]

@@ -30,6 +30,8 @@ pub(crate) struct End {
     open: bool,
     shut: bool,
     finished: bool,
+    /// Whether its program reads.
+    pub(crate) reads: bool,
     /// How it ended, once it has.
     pub(crate) outcome: Option<Result<(), Error>>,
 }
@@ -54,6 +56,7 @@ impl End {
             open: id.is_none(),
             shut: false,
             finished: false,
+            reads: true,
             outcome: None,
         }
     }
@@ -79,7 +82,8 @@ impl End {
             assert!(stack.certificate(id).is_some(), "an open connection has its peer's certificate");
         }
         let mut buffer = [0; CHUNK];
-        while !self.finished
+        while self.reads
+            && !self.finished
             && let Poll::Ready(read) = stack.poll_read(now, id, &mut *context, &mut buffer)
         {
             let count = read?;

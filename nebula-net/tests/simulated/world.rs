@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use nebula_core::forward::{Offload, cut_packet};
 use nebula_core::simulator::{Deadlines, HostId, SimNet};
-use nebula_core::{Event, Verdict};
+use nebula_core::{Event, TunnelDownReason, Verdict};
 use nebula_net::stack::{Flow, Stack, StackOptions};
 use nebula_net::tcp::Error;
 
@@ -27,6 +27,8 @@ pub(crate) struct World {
     /// Nodes that may have something to do.
     busy: BTreeSet<usize>,
     streams: Vec<Stream>,
+    /// Connections end when the tunnel of their peer is given up as dead.
+    pub(crate) ends_with_tunnel: bool,
     woken: Arc<Mutex<Vec<Key>>>,
 }
 
@@ -87,6 +89,7 @@ impl World {
             deadlines: Deadlines::default(),
             busy: BTreeSet::new(),
             streams: Vec::new(),
+            ends_with_tunnel: false,
             woken: Arc::default(),
         }
     }
@@ -138,6 +141,11 @@ impl World {
     /// Bytes that have arrived at the end that dialled and at the other.
     pub(crate) fn received(&self, stream: StreamId) -> [u64; 2] {
         self.streams[stream.0].ends.each_ref().map(|end| end.received)
+    }
+
+    /// The program at an end, 0 for the one that dialled, reads no more.
+    pub(crate) fn stop_reading(&mut self, stream: StreamId, end: usize) {
+        self.streams[stream.0].ends[end].reads = false;
     }
 
     /// How the end that dialled and the other ended.
@@ -247,7 +255,7 @@ impl World {
 
     /// Carries packets between a host and its stack. What comes of it changes the host, which is carried again then.
     fn carry(&mut self, at: usize) {
-        let Self { net, nodes, deadlines, .. } = self;
+        let Self { net, nodes, deadlines, ends_with_tunnel, .. } = self;
         let Node { host, stack, events, .. } = &mut nodes[at];
         let (host, now) = (*host, net.now());
         if !net.is_up(host) {
@@ -258,8 +266,12 @@ impl World {
             stack.receive(now, &[&packet], Offload::default());
         }
         for event in &net.events(host)[*events..] {
-            if let Event::HandshakeTimedOut { peer, .. } = event {
-                stack.peer_unreachable(now, *peer);
+            match event {
+                Event::HandshakeTimedOut { peer, .. } => stack.peer_unreachable(now, *peer),
+                Event::TunnelDown { peer, reason: TunnelDownReason::Dead, .. } if *ends_with_tunnel => {
+                    stack.lose_peer(now, peer);
+                }
+                _ => {}
             }
         }
         *events = net.events(host).len();

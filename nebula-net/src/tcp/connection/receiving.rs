@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::{
-    CHALLENGE_PERIOD, CHALLENGES, Challenges, Connection, DEFAULT_MSS, Keepalive, MIN_MSS, ORPHAN_TIMEOUT, Reaction,
+    CHALLENGE_PERIOD, CHALLENGES, Challenges, Connection, DEFAULT_MSS, MIN_MSS, ORPHAN_TIMEOUT, Reaction, Silence,
     State, TIMESTAMPS_VALID,
 };
 use crate::tcp::Error;
@@ -67,7 +67,7 @@ impl Connection {
         let options = &self.options;
         self.receiver =
             Receiver::new(now, syn.sequence, options.receive_window, options.max_receive_window, self.segment());
-        self.keepalive.heard = now;
+        self.silence.heard = now;
     }
 
     fn establish(&mut self, now: Instant, header: &Header, edge: u64) {
@@ -142,7 +142,7 @@ impl Connection {
             self.challenge(now, false);
             return Reaction::None;
         };
-        self.keepalive = Keepalive { heard: now, probes: 0, due: false };
+        self.silence = Silence { heard: now, probes: 0, due: false };
         self.remember_timestamp(now, header, start);
         if offset >= acknowledged {
             let ack = Acknowledgement {

@@ -74,7 +74,7 @@ impl Connection {
             return Some(self.sender.segment());
         }
         self.sender.set_persist(now);
-        let probe = self.sender.take_window_probe() | std::mem::take(&mut self.keepalive.due);
+        let probe = self.sender.take_window_probe() | std::mem::take(&mut self.silence.due);
         if probe {
             // A sequence number that the peer has acknowledged must be answered.
             return self.transmit_ack(now, ports, self.sender.next() - 1, out);
