@@ -173,6 +173,7 @@
 
 #![warn(missing_docs)]
 
+mod buckets;
 pub mod capture;
 pub mod config;
 pub mod counters;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use nebula_cert::{Fingerprint, VerifiedCertificate};
 
-use super::Reached;
+use super::{Excess, Reached};
 use crate::Origin;
 use crate::index::{LocalIndex, RelayIndex};
 use crate::tunnel::{HalfOpen, ReservedIndex, TEST_LEN};
@@ -44,6 +44,8 @@ struct Sender {
     origin: Origin,
     received: usize,
     sent: usize,
+    /// What was sent beyond that limit.
+    borrowed: usize,
 }
 
 impl Answered {
@@ -55,7 +57,7 @@ impl Answered {
         reply: Vec<u8>,
         (since, origin): (Instant, Origin),
     ) -> Self {
-        let sender = Sender { origin, received: 0, sent: 0 };
+        let sender = Sender { origin, received: 0, sent: 0, borrowed: 0 };
         let reply = reply.into_boxed_slice();
         let reached = Reached::default();
         Self { local_index, half_open, peer, own_certificate, digest, reply, since, tests: 0, sender, reached }
@@ -67,9 +69,9 @@ impl Answered {
     }
 
     /// Message 1 was received (again), in a datagram of `bytes` bytes. Returns message 2, if the sender may get it.
-    pub(crate) fn answer(&mut self, origin: Origin, bytes: usize) -> Option<Vec<u8>> {
+    fn answer(&mut self, now: Instant, origin: Origin, bytes: usize, excess: &mut Excess) -> Option<Vec<u8>> {
         self.hear(origin, bytes);
-        if !self.may_send(self.reply.len()) {
+        if !self.may_send(self.reply.len(), |origin, missing| excess.take(now, origin, missing)) {
             return None;
         }
         self.reached.note(origin);
@@ -86,35 +88,41 @@ impl Answered {
 
     /// Bytes that came from there and were not answered yet, if the caller was just heard there.
     pub(crate) fn unanswered_bytes(&self, heard: Origin) -> usize {
-        let Sender { origin, received, sent } = &self.sender;
+        let Sender { origin, received, sent, .. } = &self.sender;
         let before = if *origin == heard { received.saturating_sub(sent.div_ceil(MAX_AMPLIFICATION)) } else { 0 };
         before + TEST_LEN
     }
 
     /// A test request to the sender, if there were fewer than `most` and the sender may get another one.
-    pub(crate) fn test(&mut self, most: u32) -> Option<Vec<u8>> {
+    fn test(&mut self, now: Instant, most: u32, excess: &mut Excess) -> Option<Vec<u8>> {
         if !self.is_answered() || self.tests >= most {
             return None;
         }
         self.tests += 1;
-        if self.may_send(TEST_LEN) { self.half_open.test_request() } else { None }
+        let had_excess = self.sender.borrowed > 0;
+        let may = self.may_send(TEST_LEN, |origin, missing| had_excess && excess.take(now, origin, missing));
+        if may { self.half_open.test_request() } else { None }
     }
 
     fn hear(&mut self, origin: Origin, bytes: usize) {
         if self.sender.origin != origin {
-            self.sender = Sender { origin, received: 0, sent: 0 };
+            self.sender = Sender { origin, received: 0, sent: 0, borrowed: 0 };
         }
         self.sender.received = self.sender.received.saturating_add(bytes);
     }
 
-    /// Decides whether this many bytes may be sent to the sender; if so, they count towards its limit.
-    fn may_send(&mut self, bytes: usize) -> bool {
+    /// Decides whether this many bytes may be sent to the sender; if so, they count towards its limit. A message 2 that is
+    /// longer than three messages 1, and the tests after it, `take` what is missing from the excess.
+    fn may_send(&mut self, bytes: usize, take: impl FnOnce(Origin, usize) -> bool) -> bool {
         let sender = &mut self.sender;
-        let fits = sender.sent.saturating_add(bytes) <= sender.received.saturating_mul(MAX_AMPLIFICATION);
-        if fits {
-            sender.sent += bytes;
+        let allowed = sender.received.saturating_mul(MAX_AMPLIFICATION).saturating_add(sender.borrowed);
+        let missing = sender.sent.saturating_add(bytes).saturating_sub(allowed);
+        if missing > 0 && !take(sender.origin, missing) {
+            return false;
         }
-        fits
+        sender.borrowed += missing;
+        sender.sent += bytes;
+        true
     }
 
     /// Whether message 2 was sent to the present sender.
@@ -175,11 +183,12 @@ pub(crate) struct HalfOpenTable {
     by_source: BTreeSet<(Source, Serial)>,
     ranks: BTreeSet<Rank>,
     counts: BTreeMap<Source, usize>,
+    excess: Excess,
 }
 
 impl HalfOpenTable {
-    /// `rate` is the maximum number of handshakes answered per second.
-    pub(crate) fn new(rate: Option<NonZeroU32>) -> Self {
+    /// `rate` is the maximum number of handshakes answered per second; `key` is random.
+    pub(crate) fn new(rate: Option<NonZeroU32>, now: Instant, key: u64) -> Self {
         // The admission lets in the rate, plus half a second's worth as a burst.
         let second =
             rate.map_or(MAX_CAPACITY, |rate| usize::try_from(rate.get()).unwrap_or(MAX_CAPACITY).saturating_mul(3) / 2);
@@ -193,7 +202,25 @@ impl HalfOpenTable {
             by_source: BTreeSet::new(),
             ranks: BTreeSet::new(),
             counts: BTreeMap::new(),
+            excess: Excess::new(now, key),
         }
+    }
+
+    /// See [`Answered::answer`].
+    pub(crate) fn answer(&mut self, now: Instant, index: LocalIndex, from: Origin, bytes: usize) -> Option<Vec<u8>> {
+        let (.., answered) = self.entries.get_mut(&index)?;
+        answered.answer(now, from, bytes, &mut self.excess)
+    }
+
+    /// See [`Answered::test`].
+    pub(crate) fn test(&mut self, now: Instant, index: LocalIndex, most: u32) -> Option<Vec<u8>> {
+        let (.., answered) = self.entries.get_mut(&index)?;
+        answered.test(now, most, &mut self.excess)
+    }
+
+    /// A caller showed that it got what was sent to it: it is there, so nobody else was bothered.
+    pub(crate) fn note_confirmed(&mut self, now: Instant, answered: &Answered) {
+        self.excess.give_back(now, answered.sender.origin, answered.sender.borrowed);
     }
 
     /// Adds an entry. Returns the entry that was evicted to make room.
@@ -319,7 +346,7 @@ mod tests {
     }
 
     fn table(rate: u32) -> HalfOpenTable {
-        HalfOpenTable::new(NonZeroU32::new(rate))
+        HalfOpenTable::new(NonZeroU32::new(rate), base(), 7)
     }
 
     struct Callers {
@@ -406,23 +433,50 @@ mod tests {
     #[test]
     fn whoever_sends_gets_three_times_as_much_at_most_and_another_address_starts_over() {
         let mut answered = Callers::new().call(base(), source(1));
+        let may = |answered: &mut Answered, bytes| answered.may_send(bytes, |_, _| false);
         answered.hear(source(1).into(), 100);
-        assert!(!answered.may_send(301) && !answered.is_answered());
-        assert!(answered.may_send(250) && answered.may_send(50) && !answered.may_send(1));
+        assert!(!may(&mut answered, 301) && !answered.is_answered());
+        assert!(may(&mut answered, 250) && may(&mut answered, 50) && !may(&mut answered, 1));
         answered.hear(source(1).into(), 100);
-        assert!(answered.may_send(300));
+        assert!(may(&mut answered, 300));
         answered.hear(source(1).into(), 1000);
         answered.hear(source(2).into(), 10);
-        assert!(!answered.may_send(31) && answered.may_send(30));
+        assert!(!may(&mut answered, 31) && may(&mut answered, 30));
+    }
+
+    #[test]
+    fn a_message_2_that_is_longer_takes_what_is_missing_from_the_excess_and_a_caller_that_is_there_gives_it_back() {
+        let (now, mut table) = (base(), table(100));
+        let mut callers = Callers::new();
+        for _ in 0..10_000 {
+            let answered = callers.call(now, source(1));
+            let index = *answered.local_index;
+            table.insert(answered);
+            // Message 2 has 100 bytes.
+            assert!(table.answer(now, index, source(1).into(), 10).is_some());
+            assert!(table.test(now, index, 1).is_some());
+            let confirmed = table.remove(index).unwrap();
+            assert_eq!(confirmed.sender.borrowed, 100 - 30 + TEST_LEN);
+            table.note_confirmed(now, &confirmed);
+        }
+        let unconfirmed = (0..10_000).filter(|_| {
+            let answered = callers.call(now, source(1));
+            let index = *answered.local_index;
+            table.insert(answered);
+            let is_answered = table.answer(now, index, source(1).into(), 10).is_some();
+            table.remove(index);
+            is_answered
+        });
+        assert_eq!(unconfirmed.count(), (128 << 10) / 70);
     }
 
     #[test]
     fn a_caller_is_tested_only_after_message_2_and_at_most_as_often_as_asked() {
         let mut answered = Callers::new().call(base(), source(1));
-        assert_eq!(answered.test(2), None, "there is no message 2 yet");
-        assert_eq!(answered.answer(source(1).into(), 1), None, "message 2 is 100 bytes");
-        assert_eq!(answered.answer(source(1).into(), 99).unwrap().len(), 100);
-        let tests = std::iter::from_fn(|| answered.test(2)).collect::<Vec<_>>();
+        let (now, mut excess) = (base(), Excess::new(base(), 7));
+        assert_eq!(answered.test(now, 2, &mut excess), None, "there is no message 2 yet");
+        assert_eq!(answered.answer(now, source(1).into(), 1000, &mut excess).unwrap().len(), 100);
+        let tests = std::iter::from_fn(|| answered.test(now, 2, &mut excess)).collect::<Vec<_>>();
         assert!(tests.len() == 2 && tests[0] != tests[1], "each has a counter of its own");
     }
 }

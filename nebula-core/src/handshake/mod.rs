@@ -1,6 +1,7 @@
 //! Noise handshakes: the state machine of one handshake, and the tables of those in progress.
 
 mod admission;
+mod excess;
 mod half_open_table;
 mod machine;
 mod noise;
@@ -8,6 +9,7 @@ mod pending;
 mod reached;
 
 pub(crate) use admission::Admission;
+use excess::Excess;
 pub(crate) use half_open_table::{Answered, HalfOpenTable};
 pub(crate) use machine::{Error, Initiator, Own, Verifier, respond};
 pub(crate) use pending::{Opened, Pending, PendingHandshakes, Waiting};

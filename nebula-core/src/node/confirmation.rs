@@ -19,7 +19,7 @@ use super::tunnels::{Established, Tunnels};
 use crate::handshake::{Answered, HalfOpenTable, PendingHandshakes, Verifier};
 use crate::index::LocalIndex;
 use crate::tunnel::{HalfOpen, Negotiated, ReservedIndex, Tunnel};
-use crate::{Config, Forwarder, Origin};
+use crate::{Config, DropReason, Forwarder, Origin};
 
 impl Node {
     /// The caller of a half-open tunnel was heard: installs the tunnel.
@@ -107,8 +107,10 @@ impl Callers<'_> {
     /// Sends message 2 of a half-open tunnel to the sender of message 1, a datagram of `received` bytes, unless that
     /// exceeds what this sender may get. Further copies of message 1 raise that limit.
     pub(super) fn answer(&mut self, index: LocalIndex, from: Origin, received: usize) {
+        let Some(reply) = self.table.answer(self.now, index, from, received) else {
+            return self.outbox.count_drop(DropReason::HandshakeLimit);
+        };
         let Some(answered) = self.table.get_mut(index) else { return };
-        let Some(reply) = answered.answer(from, received) else { return };
         let is_tested = answered.tests > 0;
         let addresses: Vec<_> = answered.addresses().collect();
         self.outbox.answer(self.hops, from, reply);
@@ -128,8 +130,9 @@ impl Callers<'_> {
     /// Sends a test request into a half-open tunnel, if the caller's limit allows it.
     fn test(&mut self, index: LocalIndex) {
         let most = self.max_tests();
-        let Some(answered) = self.table.get_mut(index) else { return };
-        if let Some(request) = answered.test(most) {
+        if let Some(request) = self.table.test(self.now, index, most)
+            && let Some(answered) = self.table.get_mut(index)
+        {
             let origin = answered.origin();
             self.outbox.answer(self.hops, origin, request);
         }
@@ -184,6 +187,7 @@ impl Callers<'_> {
     /// Takes a caller that was heard, and its tunnel.
     fn confirm(&mut self, index: LocalIndex) -> Option<(Answered, Arc<Tunnel>)> {
         let answered = self.table.remove(index)?;
+        self.table.note_confirmed(self.now, &answered);
         self.timer.cancel(Due::HalfOpen(index));
         let tunnel = answered.half_open.tunnel()?;
         tunnel.confirm();

@@ -151,7 +151,7 @@ impl Node {
         let mut rng = ChaCha20Rng::from_seed(*seed.bytes());
         let key = [rng.next_u64(), rng.next_u64()];
         let admission = Admission::new(config.handshakes.max_new_per_second, now, rng.next_u64());
-        let half_open = HalfOpenTable::new(config.handshakes.max_new_per_second);
+        let half_open = HalfOpenTable::new(config.handshakes.max_new_per_second, now, rng.next_u64());
         let forwarder = Arc::new(Forwarder::new(LocalPolicy::from(&config), now, key));
         let mut secret = [0; 32];
         rng.fill_bytes(&mut secret);

@@ -30,6 +30,7 @@ mod hostile_datagrams;
 mod icmp_errors;
 mod inquiries;
 mod kept_tunnels;
+mod large_certificates;
 mod lighthouse;
 mod lossy_link;
 mod names;
