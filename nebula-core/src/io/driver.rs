@@ -165,6 +165,11 @@ impl Driver {
             config.listen_port =
                 address.map_err(|source| Error::Io { what: "cannot read the port of the UDP socket", source })?.port();
         }
+        for socket in &sockets {
+            if let Err(error) = socket.ignore_path_errors(config.path_mtu.is_some()) {
+                tracing::debug!(%error, "the kernel obeys ICMP errors about the size of paths");
+            }
+        }
         let advertises = options.advertise_interfaces && !config.lighthouse.am_lighthouse;
         let interval = config.lighthouse.interval.unwrap_or(INTERFACES_INTERVAL);
         let name = tun.as_ref().map(|tun| tun.name().to_owned());

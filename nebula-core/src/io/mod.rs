@@ -20,4 +20,4 @@ pub use control::Idle;
 pub use driver::{Driver, Error, Handle, Options, register_barriers};
 pub use interfaces::interface_addresses;
 pub use tun::{Tun, TunOffloads};
-pub use udp::{SocketControl, SocketMemory, SocketOptions, UdpSocket};
+pub use udp::{SocketControl, SocketMemory, SocketOptions, UdpSocket, ignore_path_errors};

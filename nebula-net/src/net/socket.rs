@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::AsRawFd;
 
 use nebula_core::forward::Received;
-use nebula_core::io::interface_addresses;
+use nebula_core::io::{ignore_path_errors, interface_addresses};
 use nebula_core::lighthouse::LocalAddress;
 use nix::sys::socket::{
     ControlMessage, ControlMessageOwned, MsgFlags, SockaddrIn, SockaddrIn6, SockaddrLike, SockaddrStorage, getsockopt,
@@ -39,6 +39,8 @@ impl Socket {
             let _ = setsockopt(&socket, sockopt::RcvBuf, &KERNEL_BUFFER);
         }
         let _ = setsockopt(&socket, sockopt::UdpGroSegment, &true);
+        // Without it, the kernel obeys ICMP errors about the size of paths, as before.
+        let _ = ignore_path_errors(&socket, v6, true);
         let runs = getsockopt(&socket, sockopt::UdpGsoSegment).is_ok();
         Ok(Self { socket: UdpSocket::from_std(socket)?, v6, runs })
     }

@@ -104,6 +104,14 @@ impl UdpSocket {
         Ok(Self { inner, family, gso: AtomicBool::new(gso), gro })
     }
 
+    /// Makes the socket ignore what ICMP errors say about paths, see [`ignore_path_errors`].
+    ///
+    /// # Errors
+    /// Returns the system's error, as a rule because the kernel does not know the option.
+    pub fn ignore_path_errors(&self, measures: bool) -> io::Result<()> {
+        DiscoverMtu::ignore_errors(&self.inner, self.family == Family::V6, measures)
+    }
+
     /// Bound address.
     ///
     /// # Errors
@@ -164,6 +172,17 @@ impl AsFd for UdpSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.as_fd()
     }
+}
+
+/// Makes a UDP socket of this family ignore what ICMP errors say about the size of paths (`IP_PMTUDISC_OMIT`). Anybody can forge
+/// one, and it makes the kernel cut every datagram into small pieces for ten minutes. Datagrams that are too long for an IPv4
+/// path are then fragmented by routers. In IPv6 they do not: the errors are ignored there only if the program `measures` paths
+/// itself, see [`Config::path_mtu`](crate::Config::path_mtu).
+///
+/// # Errors
+/// Returns the system's error, as a rule because the kernel does not know the option.
+pub fn ignore_path_errors(socket: &impl AsFd, is_v6: bool, measures: bool) -> io::Result<()> {
+    DiscoverMtu::ignore_errors(socket, is_v6, measures)
 }
 
 /// The address in the form that the rest of the program uses: IPv4-mapped addresses become IPv4.

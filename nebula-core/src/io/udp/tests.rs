@@ -148,6 +148,99 @@ fn a_run_above_the_path_mtu_is_sent_singly_and_fragmented() {
     thread.join().unwrap();
 }
 
+/// The mode of `IP_MTU_DISCOVER` towards each family.
+fn modes(socket: &UdpSocket) -> Vec<libc::c_int> {
+    let targets = ["192.0.2.1:1", "[2001:db8::1]:1"].map(|target| target.parse().unwrap());
+    targets.iter().filter_map(|to| DiscoverMtu::of(socket, *to).ok()).map(|option| option.mode).collect()
+}
+
+#[test]
+fn icmp_errors_about_paths_are_ignored_where_somebody_else_finds_out_their_size() {
+    let (omit, want) = (DiscoverMtu::OMIT, DiscoverMtu::WANT);
+    for (address, measures, expected) in [
+        ("127.0.0.1:0", true, &[omit][..]),
+        ("127.0.0.1:0", false, &[omit]),
+        ("[::]:0", true, &[omit, omit]),
+        ("[::]:0", false, &[omit, want]),
+    ] {
+        let socket = bind_local(address, true);
+        socket.ignore_path_errors(measures).unwrap();
+        assert_eq!(modes(&socket)[..expected.len()], *expected, "{address} {measures}");
+        if address.starts_with("127") {
+            let receiver = bind_local(address, true);
+            socket.send_whole(&[0; 100], receiver.local_addr().unwrap()).unwrap();
+            assert_eq!(modes(&socket)[..expected.len()], *expected, "a probe changes nothing for good");
+        }
+    }
+}
+
+/// A router's ICMP error that the path to `target` carries 552 bytes, about a datagram of which it knows the addresses.
+fn forged_error(source: SocketAddr, target: SocketAddr) -> Vec<u8> {
+    let (SocketAddr::V4(source), SocketAddr::V4(target)) = (source, target) else { unreachable!() };
+    let mut quoted = vec![0x45, 0, 5, 0xdc, 0, 1, 0x40, 0, 64, 17, 0, 0];
+    quoted.extend(source.ip().octets());
+    quoted.extend(target.ip().octets());
+    quoted.extend([source.port().to_be_bytes(), target.port().to_be_bytes(), [5, 0xc8], [0, 0]].concat());
+    let mut message = vec![3, 4, 0, 0, 0, 0, 2, 0x28];
+    message.extend(quoted);
+    let sum: u32 = message.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum();
+    let sum = (sum & 0xffff) + (sum >> 16);
+    message[2..4].copy_from_slice(&(!((sum & 0xffff) + (sum >> 16)) as u16).to_be_bytes());
+    message
+}
+
+#[test]
+#[ignore = "needs root and network namespaces"]
+fn a_forged_icmp_error_does_not_make_the_kernel_fragment() {
+    let thread = std::thread::spawn(|| {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+        let ip = |arguments: &str| {
+            let status = std::process::Command::new("ip").args(arguments.split(' ')).status().unwrap();
+            assert!(status.success(), "ip {arguments}");
+        };
+        // A path with a device that counts what the kernel makes of a datagram.
+        for arguments in [
+            "link set lo up",
+            "link add out0 type veth peer name out1",
+            "addr add 192.0.2.1/24 dev out0",
+            "link set out0 up",
+            "link set out1 up",
+        ] {
+            ip(arguments);
+        }
+        ip("neigh add 192.0.2.2 lladdr 02:00:00:00:00:02 dev out0");
+        let target: SocketAddr = "192.0.2.2:4242".parse().unwrap();
+        for (ignores, datagrams) in [(false, 3), (true, 1)] {
+            let socket = bind_local("192.0.2.1:0", true);
+            if ignores {
+                socket.ignore_path_errors(true).unwrap();
+            }
+            socket.send_one(&[0; 1400], target).unwrap();
+            let raw = nix::sys::socket::socket(
+                AddressFamily::Inet,
+                SockType::Raw,
+                SockFlag::empty(),
+                nix::sys::socket::SockProtocol::Icmp,
+            )
+            .unwrap();
+            let error = forged_error(socket.local_addr().unwrap(), target);
+            let to = SockaddrStorage::from("192.0.2.1:0".parse::<SocketAddr>().unwrap());
+            nix::sys::socket::sendto(raw.as_raw_fd(), &error, &to, nix::sys::socket::MsgFlags::empty()).unwrap();
+            let before = tx_packets();
+            socket.send_one(&[0; 1400], target).unwrap();
+            assert_eq!(tx_packets() - before, datagrams, "ignores: {ignores}");
+        }
+    });
+    thread.join().unwrap();
+}
+
+/// Packets that the device in the namespace of this thread has sent.
+fn tx_packets() -> u64 {
+    let table = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+    let line = table.lines().find(|line| line.trim_start().starts_with("out0:")).unwrap();
+    line.split_whitespace().nth(10).unwrap().parse().unwrap()
+}
+
 #[test]
 fn buffers_change_on_a_bound_socket_and_the_kernel_tells_of_them() {
     let socket = UdpSocket::bind("127.0.0.1:0".parse().unwrap(), 1, &SocketOptions::default()).unwrap().remove(0);
