@@ -18,7 +18,7 @@ use crate::config::{self, Listen, Logging, NameFamily, Remark, Settings, Value};
 use crate::enrol::Files;
 use crate::go::firewall_hash;
 use crate::host::account::Account;
-use crate::host::control::{ControlService, ControlSocket, Facts, SocketFile};
+use crate::host::control::{ControlService, ControlSockets, Facts, RemovedAtEnd};
 use crate::host::housekeeping::Housekeeping;
 use crate::host::link_repair::{DeviceGone, LinkRepair};
 use crate::host::reload::{Link, Reloader};
@@ -258,8 +258,8 @@ struct Opened {
     link: Option<OverlayLink>,
     repair: Option<LinkRepair>,
     controls: Vec<SocketControl>,
-    control: Vec<ControlSocket>,
-    files: Vec<SocketFile>,
+    control: ControlSockets,
+    files: RemovedAtEnd,
     udp: SocketAddr,
 }
 
@@ -304,14 +304,7 @@ fn open(settings: &Settings, listen: SocketAddr, repairs: &Arc<Repairs>) -> Resu
         link.configure(&Namespace::Own).map_err(|error| Error::Running(error.to_string()))?;
     }
     let name = instance_name(settings, &device);
-    let mut sockets_of_files = Vec::from_iter(ControlSocket::open(&settings.operation.control, &name, user.as_ref()));
-    if let Some(whois) = &settings.operation.whois {
-        let opened = ControlSocket::open_identities(whois, user.as_ref());
-        let cause = |error| format!("{}: {}", whois.path.display(), errno::text(&error));
-        let message = "Failed to open daemon.whois_socket";
-        sockets_of_files.push(opened.map_err(|error| Error::Start { message, cause: cause(error) })?);
-    }
-    let (control, files) = sockets_of_files.into_iter().unzip();
+    let (control, files) = ControlSockets::open(&settings.operation, name, user.clone());
     if let Some(user) = &user {
         // Must precede any other thread, so that every thread inherits the user and capabilities of this one.
         user.assume(kept_capabilities(settings)).map_err(become_user)?;

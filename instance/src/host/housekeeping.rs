@@ -9,7 +9,7 @@ use nebula_cert::UnixTime;
 use nebula_core::io::Handle;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::host::control::{ControlService, ControlSocket};
+use crate::host::control::{ControlService, ControlSockets};
 use crate::host::file_watch::FileWatch;
 use crate::host::link_repair::{DeviceGone, LinkRepair};
 use crate::host::reload::Reloader;
@@ -22,7 +22,7 @@ use crate::metrics::Metrics;
 #[derive(Debug)]
 pub(crate) struct Housekeeping {
     pub(crate) signals: Arrived,
-    pub(crate) control: Vec<ControlSocket>,
+    pub(crate) control: ControlSockets,
     pub(crate) service: Arc<ControlService>,
     pub(crate) reloader: Arc<Mutex<Reloader>>,
     pub(crate) metrics: Arc<Metrics>,
@@ -51,7 +51,9 @@ impl Housekeeping {
             let watch = self.reloader().settings().operation.watch;
             let check_due = watch.map(|interval| last_check + interval);
             let repair_due = self.repair.as_ref().and_then(LinkRepair::due);
-            self.wait([check_due, release_memory_at, repair_due].into_iter().flatten().fold(expiry_due, Instant::min));
+            let listeners_due = self.reloader().listeners_due();
+            let due = [check_due, release_memory_at, repair_due, listeners_due, self.control.due()];
+            self.wait(due.into_iter().flatten().fold(expiry_due, Instant::min));
             if release_memory_at.take_if(|due| now() >= *due).is_some() {
                 memory::release_program_pages();
                 memory::release_free_heap();
@@ -67,9 +69,11 @@ impl Housekeeping {
                 let _ = self.reloader().reload(unix_now());
                 expiry_due = now();
             }
+            self.reloader().retry_listeners(now());
+            self.control.attend(now());
             // After a reload by SIGHUP, which may change the link as well.
             self.repair_link().inspect_err(|DeviceGone| self.handle.stop())?;
-            self.control.iter().for_each(|control| control.admit(&self.service));
+            self.control.admit(&self.service);
             if check_due.is_some_and(|due| now() >= due) {
                 last_check = now();
                 // A reload by signal, `nebula ctl` or renewal has read what is there already.
@@ -98,7 +102,7 @@ impl Housekeeping {
         // Rounded up: an early wake-up would only poll again.
         let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
         let mut fds = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
-        fds.extend(self.control.iter().map(|control| PollFd::new(control.as_fd(), PollFlags::POLLIN)));
+        fds.extend(self.control.open_ones().map(|control| PollFd::new(control.as_fd(), PollFlags::POLLIN)));
         fds.extend(self.repair.iter().filter_map(LinkRepair::as_fd).map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
         // The caller checks every source anyway, also after EINTR.
         let _ = poll(&mut fds, timeout);

@@ -8,6 +8,7 @@ mod file_watch;
 mod follower;
 mod housekeeping;
 mod link_repair;
+mod listener_slot;
 mod reload;
 pub mod reloaded;
 mod renewal;

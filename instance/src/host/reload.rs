@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use nebula_cert::UnixTime;
 use nebula_core::Part;
@@ -11,10 +12,11 @@ use crate::config::{self, Listen, Settings, Value};
 use crate::host::account;
 use crate::host::dns::{self, HostResolver, Registered, Resolving, Served};
 use crate::host::file_watch::{self, Stamp};
+use crate::host::listener_slot::{ListenerSlot, Missing};
 use crate::host::reloaded::{self, Reloaded, check_identity};
 use crate::host::report::Report;
 use crate::host::subnets::Subnets;
-use crate::linux::errno;
+use crate::linux::{clock, errno};
 use crate::metrics::{Emitter, Metrics};
 use crate::names::NameWatch;
 use crate::overlay::link::OverlayLink;
@@ -27,10 +29,10 @@ pub(crate) struct Reloader {
     handle: Handle,
     link: Link,
     names: Option<NameWatch>,
-    dns: Option<dns::Server>,
-    resolver: Option<HostResolver>,
+    dns: ListenerSlot<dns::Server>,
+    resolver: ListenerSlot<HostResolver>,
     /// Sends metrics, if configured.
-    emitter: Option<Emitter>,
+    emitter: ListenerSlot<Emitter>,
     #[cfg(feature = "ssh")]
     console: Option<crate::host::ssh::Console>,
     /// Certificate and key files.
@@ -64,7 +66,6 @@ impl Reloader {
     /// Creates the reloader of a node that runs with `current`, read from `path`.
     #[must_use]
     pub(crate) fn new(path: PathBuf, tree: &Value, current: Settings, handle: Handle, link: Link) -> Self {
-        let emitter = current.stats.as_ref().and_then(|stats| Emitter::start(stats, &link.metrics));
         let credentials = config::credential_files(tree);
         let mut reloader = Self {
             path,
@@ -72,15 +73,16 @@ impl Reloader {
             handle,
             link,
             names: None,
-            dns: None,
-            resolver: None,
-            emitter,
+            dns: ListenerSlot::new("Failed to start DNS server"),
+            resolver: ListenerSlot::new("Failed to start the resolver of overlay names"),
+            emitter: ListenerSlot::new("Failed to start stats emitter"),
             #[cfg(feature = "ssh")]
             console: None,
             credentials,
             last: None,
             stamps: None,
         };
+        reloader.serve_stats();
         reloader.watch_names();
         reloader.serve_dns();
         reloader.serve_resolver();
@@ -103,7 +105,7 @@ impl Reloader {
     /// What the host's own resolver is told; `None` if it is not.
     #[must_use]
     pub(crate) fn registered_names(&self) -> Option<Arc<Registered>> {
-        self.resolver.as_ref().and_then(HostResolver::registered)
+        self.resolver.running().and_then(HostResolver::registered)
     }
 
     /// The wanted state of the tun device; `None` without one.
@@ -184,13 +186,13 @@ impl Reloader {
         let resolving = Resolving::of(&self.current);
         self.apply(reloaded);
         // Each waits until its predecessor has stopped, which may itself be querying the control plane.
-        if self.current.stats != stats {
+        if self.current.stats != stats || self.emitter.missing().is_some() {
             self.serve_stats();
         }
-        if Served::of(&self.current) != dns {
+        if Served::of(&self.current) != dns || self.dns.missing().is_some() {
             self.serve_dns();
         }
-        if Resolving::of(&self.current) != resolving {
+        if Resolving::of(&self.current) != resolving || self.resolver.missing().is_some() {
             self.serve_resolver();
         }
         // Last, because by now the node knows the gateways of the new routes.
@@ -265,22 +267,57 @@ impl Reloader {
         self.link.overlay = Some(link);
     }
 
+    /// Tries again to open the listeners that could not be opened and are due at `now`.
+    pub(crate) fn retry_listeners(&mut self, now: Instant) {
+        if self.emitter.is_due(now) {
+            self.serve_stats();
+        }
+        if self.dns.is_due(now) {
+            self.serve_dns();
+        }
+        if self.resolver.is_due(now) {
+            self.serve_resolver();
+        }
+        #[cfg(feature = "ssh")]
+        if let Some(console) = &mut self.console {
+            console.retry(now);
+        }
+    }
+
+    /// When to call [`Reloader::retry_listeners`]; `None` while everything that is configured is open.
+    pub(crate) fn listeners_due(&self) -> Option<Instant> {
+        self.missing_listeners().map(|(_, missing)| missing.next).min()
+    }
+
+    /// The listeners that the configuration asks for and that are not open, by the section of the configuration.
+    pub(crate) fn missing_listeners(&self) -> impl Iterator<Item = (&'static str, &Missing)> {
+        #[cfg(feature = "ssh")]
+        let console = self.console.as_ref().and_then(crate::host::ssh::Console::missing);
+        #[cfg(not(feature = "ssh"))]
+        let console = None;
+        let all = [
+            ("stats", self.emitter.missing()),
+            ("lighthouse.dns", self.dns.missing()),
+            ("resolver", self.resolver.missing()),
+            ("sshd", console),
+        ];
+        all.into_iter().filter_map(|(section, missing)| Some((section, missing?)))
+    }
+
     fn serve_stats(&mut self) {
-        // Stop the old emitter first: the new one may use the same address.
-        self.emitter = None;
-        self.emitter = self.current.stats.as_ref().and_then(|stats| Emitter::start(stats, &self.link.metrics));
+        let (stats, metrics) = (self.current.stats.as_ref(), &self.link.metrics);
+        self.emitter.open(clock::now(), stats.map(|stats| || Emitter::start(stats, metrics)));
     }
 
     fn serve_dns(&mut self) {
-        // Stop the old server first: the new one may use the same address.
-        self.dns = None;
-        self.dns = Served::of(&self.current).and_then(|served| served.start(self.handle.clone()));
+        let handle = self.handle.clone();
+        self.dns.open(clock::now(), Served::of(&self.current).map(|served| || served.start(handle)));
     }
 
     fn serve_resolver(&mut self) {
-        self.resolver = None;
         let device = self.link.overlay.as_ref().map(|overlay| overlay.device.as_str());
-        self.resolver = Resolving::of(&self.current).and_then(|resolving| resolving.start(device));
+        let resolving = Resolving::of(&self.current);
+        self.resolver.open(clock::now(), resolving.map(|resolving| || resolving.start(device)));
     }
 
     fn watch_names(&mut self) {

@@ -203,8 +203,11 @@ enum Running {
 }
 
 impl Emitter {
-    /// Starts the emitter that `stats` configures. A failure is logged and stops nothing else.
-    pub(crate) fn start(stats: &Stats, metrics: &Arc<Metrics>) -> Option<Self> {
+    /// Starts the emitter that `stats` configures.
+    ///
+    /// # Errors
+    /// Returns an error if it cannot listen, or no thread can be started.
+    pub(crate) fn start(stats: &Stats, metrics: &Arc<Metrics>) -> std::io::Result<Self> {
         let metrics = Arc::clone(metrics);
         let started = match &stats.sink {
             Sink::Prometheus { listen, path, namespace, subsystem } => {
@@ -217,8 +220,7 @@ impl Emitter {
                     .map(|sender| Running::Graphite { _sender: sender })
             }
         };
-        let running = started.inspect_err(|error| tracing::error!(%error, "Failed to start stats emitter")).ok()?;
-        Some(Self { _running: running })
+        started.map(|running| Self { _running: running })
     }
 }
 

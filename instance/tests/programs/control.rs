@@ -9,6 +9,7 @@
 use crate::loopback;
 
 use std::io::Write;
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -252,6 +253,32 @@ fn hostile_clients_cost_neither_others_nor_the_daemon_its_answers() {
     pair.wait("reload", || pair.client.log().contains("Caught HUP"));
     pair.wait("answer", || pair.json("client", &["status"]).is_ok());
     drop(silent);
+}
+
+#[test]
+fn a_listener_that_could_not_be_opened_is_named_and_opened_as_soon_as_it_can_be() {
+    let pair = Pair::start();
+    let (stats, names) = (TcpListener::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
+    let (page, dns) = (stats.local_addr().unwrap(), names.local_addr().unwrap());
+    let more = format!(
+        "stats: {{type: prometheus, listen: '{page}', path: /m, interval: 1s}}\n\
+         resolver: {{domain: n, listen: '{dns}', servers: ['127.0.0.1:9'], register: false}}\n"
+    );
+    let settings = format!("{more}{}", pair.settings);
+    pair.client.reload(&settings);
+    let missing = || {
+        let told = pair.json("client", &["doctor"]).unwrap();
+        let findings = told["findings"].as_array().unwrap().clone();
+        let missing = findings.into_iter().filter(|finding| finding["code"] == "not_listening");
+        missing.map(|finding| finding["about"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    pair.wait("both missing", || missing() == ["stats", "resolver"]);
+    drop(names);
+    pair.wait("the resolver by itself", || missing() == ["stats"]);
+    drop(stats);
+    pair.client.reload(&settings);
+    pair.wait("the page after a reload without a change", || TcpStream::connect(page).is_ok() && missing().is_empty());
+    assert_eq!(pair.client.log().matches("Failed to start stats emitter").count(), 1, "{}", pair.client.log());
 }
 
 #[test]

@@ -12,8 +12,9 @@ mod refusal;
 mod request;
 mod service;
 mod socket;
+mod sockets;
 
 #[cfg(feature = "ssh")]
 pub(crate) use request::Request;
 pub(crate) use service::{ControlService, Facts};
-pub(crate) use socket::{ControlSocket, SocketFile};
+pub(crate) use sockets::{ControlSockets, RemovedAtEnd};

@@ -16,7 +16,7 @@ use super::flow::Flow;
 use super::refusal::Refusal;
 use super::request::Request;
 use crate::host::reload::Reloader;
-use crate::linux::clock::unix_now;
+use crate::linux::clock::{now, unix_now};
 use crate::linux::kernel_view;
 use crate::log;
 
@@ -230,15 +230,21 @@ impl ControlService {
 
     /// Collecting takes seconds, so the lock is not held meanwhile.
     fn told(&self, tell: impl FnOnce(&Sources<'_>) -> Value) -> Value {
-        let (settings, last, on_disk, names) = {
+        let (settings, last, on_disk, names, missing) = {
             let reloader = self.reloader();
+            let missing = reloader.missing_listeners().map(|(section, missing)| {
+                let seconds = now().saturating_duration_since(missing.since).as_secs();
+                json!({"section": section, "error": missing.error, "for_seconds": seconds})
+            });
+            let missing: Value = missing.collect();
             let last = reloader.last().map(|last| json!({"at": last.at, "error": last.error}));
-            (reloader.settings().clone(), last, reloader.on_disk(unix_now()), reloader.registered_names())
+            (reloader.settings().clone(), last, reloader.on_disk(unix_now()), reloader.registered_names(), missing)
         };
         let Facts { device, udp, .. } = &self.facts;
         let (settings, now) = (&settings, unix_now());
         let sources = Sources { handle: &self.handle, settings, device, udp: *udp, names, now };
         let mut told = tell(&sources);
+        told["missing_listeners"] = missing;
         let (refused, remarks) = on_disk;
         told["configuration"] = json!({"last_reload": last, "refused": refused, "remarks": remarks});
         told

@@ -20,7 +20,7 @@ use super::refusal::Refusal;
 use super::request::Request;
 use crate::config::{ControlPath, Whois};
 use crate::host::account::{self, Account};
-use crate::linux::memory;
+use crate::linux::{errno, memory};
 use crate::listener::deadline::DeadlineStream;
 
 /// A listening control socket.
@@ -50,16 +50,24 @@ pub(crate) struct SocketFile {
 }
 
 impl ControlSocket {
-    /// Opens the configured control socket. `name` identifies this instance among others on the host, and `owner` is
-    /// the user that the daemon will switch to. A failure is logged, at debug level if the configuration does not name
-    /// the socket, and stops nothing else.
-    pub(crate) fn open(asked: &ControlPath, name: &str, owner: Option<&Account>) -> Option<(Self, SocketFile)> {
+    /// Opens the configured control socket, `None` if there is to be none. `name` identifies this instance among others
+    /// on the host, and `owner` is the user that the daemon will switch to.
+    ///
+    /// # Errors
+    /// Returns an error if the socket cannot be made.
+    pub(super) fn open(
+        asked: &ControlPath,
+        name: &str,
+        owner: Option<&Account>,
+    ) -> Option<io::Result<(Self, SocketFile)>> {
         let (path, folder) = match asked {
             ControlPath::Off => return None,
             ControlPath::At(path) => (path.clone(), None),
             ControlPath::Usual => (Path::new(FOLDER).join(file_name(name)), Some(Path::new(FOLDER))),
         };
-        let opened = Self::bind(&path, folder, Serves::Everything);
+        let place =
+            |error: io::Error| io::Error::new(error.kind(), format!("{}: {}", path.display(), errno::text(&error)));
+        let opened = Self::bind(&path, folder, Serves::Everything).map_err(place);
         match &opened {
             Ok((_, file)) => {
                 tracing::info!(path = %path.display(), "Control socket is open");
@@ -67,21 +75,26 @@ impl ControlSocket {
                     tracing::warn!(%error, path = %path.display(), "The control socket does not belong to daemon.user");
                 }
             }
-            Err(error) if folder.is_some() => {
-                tracing::debug!(%error, path = %path.display(), "There is no control socket");
+            // Who has not the rights to make it there has not asked for it.
+            Err(error) if folder.is_some() && error.kind() != io::ErrorKind::AddrInUse => {
+                tracing::debug!(%error, "There is no control socket");
+                return None;
             }
-            Err(error) => tracing::error!(%error, path = %path.display(), "Failed to open the control socket"),
+            Err(_) => {}
         }
-        opened.ok()
+        Some(opened)
     }
 
     /// Opens the socket that answers `whois` to the members of a group.
     ///
     /// # Errors
     /// Returns an error if the socket cannot be made or given to the group; nobody could use it.
-    pub(crate) fn open_identities(whois: &Whois, owner: Option<&Account>) -> io::Result<(Self, SocketFile)> {
+    pub(super) fn open_identities(whois: &Whois, owner: Option<&Account>) -> io::Result<(Self, SocketFile)> {
+        let place = |error: io::Error| {
+            io::Error::new(error.kind(), format!("{}: {}", whois.path.display(), errno::text(&error)))
+        };
         let group = whois.group.as_deref().map(account::group).transpose()?;
-        let (socket, file) = Self::bind(&whois.path, None, Serves::Identities)?;
+        let (socket, file) = Self::bind(&whois.path, None, Serves::Identities).map_err(place)?;
         if let Some(owner) = owner {
             file.give_to(owner)?;
         }
@@ -149,6 +162,11 @@ impl AsFd for ControlSocket {
 }
 
 impl SocketFile {
+    /// Whether somebody removed it, so that nobody reaches the socket any more.
+    pub(super) fn is_gone(&self) -> bool {
+        matches!(std::fs::symlink_metadata(&self.path), Err(error) if error.kind() == io::ErrorKind::NotFound)
+    }
+
     fn give_to(&self, owner: &Account) -> io::Result<()> {
         owner.own(&self.path)?;
         // Removing the file requires write permission on the folder.

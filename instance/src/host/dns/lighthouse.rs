@@ -38,23 +38,19 @@ impl Served {
         Some(Self { listen, own, networks: identity.networks().to_vec() })
     }
 
-    /// Starts the server, which queries `peers`. As in Go Nebula, a failure is logged and stops nothing else.
-    pub(crate) fn start(self, peers: impl Peers) -> Option<Server> {
+    /// Starts the server, which queries `peers`.
+    ///
+    /// # Errors
+    /// Returns an error if it cannot listen, or no thread can be started.
+    pub(crate) fn start(self, peers: impl Peers) -> io::Result<Server> {
         let Dns { host, port, .. } = &self.listen;
-        let sockets = match bind(host, *port) {
-            Ok(sockets) => sockets,
-            Err(error) => {
-                tracing::warn!(%error, host, port, "Failed to start DNS server");
-                return None;
-            }
-        };
-        let started = sockets.address().and_then(|address| {
-            let lighthouse = Lighthouse { served: self, peers, recent: Mutex::default() };
-            let server = Server::start(sockets, lighthouse, || (), || ())?;
-            tracing::info!(dnsListener = %address, "Starting DNS responder");
-            Ok(server)
-        });
-        started.inspect_err(|error| tracing::warn!(%error, "Failed to start DNS server")).ok()
+        let place = |error: io::Error| io::Error::new(error.kind(), format!("{host} port {port}: {error}"));
+        let sockets = bind(host, *port).map_err(place)?;
+        let address = sockets.address()?;
+        let lighthouse = Lighthouse { served: self, peers, recent: Mutex::default() };
+        let server = Server::start(sockets, lighthouse, || (), || ())?;
+        tracing::info!(dnsListener = %address, "Starting DNS responder");
+        Ok(server)
     }
 }
 

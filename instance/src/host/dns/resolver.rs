@@ -38,9 +38,11 @@ impl Resolving {
         Some(Self { settings: settings.resolver.clone()?, networks })
     }
 
-    /// Starts the resolver, and registers it for the overlay device `device` with the resolver that the host's programs use. A
-    /// failure is logged and stops nothing else.
-    pub(crate) fn start(self, device: Option<&str>) -> Option<HostResolver> {
+    /// Starts the resolver, and registers it for the overlay device `device` with the resolver that the host's programs use.
+    ///
+    /// # Errors
+    /// Returns an error if it cannot listen, or no thread can be started.
+    pub(crate) fn start(self, device: Option<&str>) -> io::Result<HostResolver> {
         let listen = self.settings.listen;
         let registered = device.filter(|_| self.settings.register).map(|device| {
             Arc::new(Registered::new(Registration {
@@ -50,18 +52,15 @@ impl Resolving {
                 zones: reverse::zones(&self.networks),
             }))
         });
-        let started = Sockets::bind(&[listen]).and_then(|sockets| {
-            let lighthouses = Lighthouses::new(self)?;
-            let (before, after) = (registered.clone(), registered.clone());
-            let register = move || before.iter().for_each(|registered| registered.register());
-            let revert = move || after.iter().for_each(|registered| registered.revert());
-            Server::start(sockets, lighthouses, register, revert)
-        });
-        match &started {
-            Ok(_) => tracing::info!(resolver = %listen, "Starting the resolver of overlay names"),
-            Err(error) => tracing::warn!(%error, resolver = %listen, "Failed to start the resolver of overlay names"),
-        }
-        Some(HostResolver { _server: started.ok()?, registered })
+        let place = |error: io::Error| io::Error::new(error.kind(), format!("resolver.listen {listen}: {error}"));
+        let sockets = Sockets::bind(&[listen]).map_err(place)?;
+        let lighthouses = Lighthouses::new(self)?;
+        let (before, after) = (registered.clone(), registered.clone());
+        let register = move || before.iter().for_each(|registered| registered.register());
+        let revert = move || after.iter().for_each(|registered| registered.revert());
+        let server = Server::start(sockets, lighthouses, register, revert)?;
+        tracing::info!(resolver = %listen, "Starting the resolver of overlay names");
+        Ok(HostResolver { _server: server, registered })
     }
 }
 

@@ -37,16 +37,9 @@ struct Server {
 }
 
 /// Serves until `stopped`, or until the listener fails.
-pub(super) fn serve(sshd: Sshd, service: Weak<ControlService>, stopped: oneshot::Receiver<()>) {
+pub(super) fn serve(listener: TcpListener, sshd: Sshd, service: Weak<ControlService>, stopped: oneshot::Receiver<()>) {
     let listen = sshd.listen.clone();
-    let failed = |error: io::Error| {
-        tracing::warn!(error = format!("listen tcp {listen}: {error}"), "Failed to run the SSH server");
-    };
-    // Names are looked up here, where blocking is allowed: the runtime does not exist yet.
-    let listener = match bind(&listen) {
-        Ok(listener) => listener,
-        Err(error) => return failed(error),
-    };
+    let failed = |error: io::Error| tracing::warn!(%error, "Failed to run the SSH server");
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
@@ -75,13 +68,13 @@ pub(super) fn serve(sshd: Sshd, service: Weak<ControlService>, stopped: oneshot:
     tracing::info!("SSH server stopped listening");
 }
 
-/// Binds the listener. Retries while the previous console on this address is still closing.
-fn bind(listen: &str) -> io::Result<TcpListener> {
-    let mut tries = 0;
+/// Binds the listener. Retries while a previous console is still closing, which may have this address.
+pub(super) fn bind(listen: &str, has_predecessor: bool) -> io::Result<TcpListener> {
+    let mut retries = if has_predecessor { MAX_BIND_RETRIES } else { 0 };
     loop {
         match names::bind(listen) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse && tries < MAX_BIND_RETRIES => {
-                tries += 1;
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && retries > 0 => {
+                retries -= 1;
                 std::thread::sleep(RETRY_INTERVAL);
             }
             outcome => {

@@ -21,6 +21,20 @@ pub(super) fn findings(facts: &Value) -> Vec<Finding> {
     found
 }
 
+/// What the configuration asks to listen, and does not.
+pub(super) fn listeners(facts: &Value) -> Vec<Finding> {
+    let missing = list(&facts["missing_listeners"]).iter();
+    missing
+        .map(|missing| {
+            let span = span(missing["for_seconds"].as_i64().unwrap_or(0));
+            let cause = format!("nobody has listened there for {span}: {}", text(&missing["error"]));
+            let advice = "It is tried again by itself. If another program has the port, `ss -lntup` names it; if the address is not there \
+                          yet, `ip address` shows when it is.";
+            Finding::error("not_listening", text(&missing["section"]), cause, advice)
+        })
+        .collect()
+}
+
 pub(super) fn configuration(facts: &Value) -> Vec<Finding> {
     let told = &facts["configuration"];
     let refused = texts(&told["refused"]).into_iter().map(|line| {

@@ -23,7 +23,7 @@ fn facts() -> Value {
             "names": {"domain": "nebula.internal", "server": "10.42.0.7:53", "told": "systemd-resolved", "error": null},
             "clock_step": null,
         },
-        "peers": [], "callers": [], "sends": [], "drops": [], "doubles": [], "same_names": [], "relays_refused": [],
+        "peers": [], "callers": [], "sends": [], "drops": [], "doubles": [], "same_names": [], "missing_listeners": [], "relays_refused": [],
         "clocks": [{"peer": "10.42.0.1", "ahead_ms": 300, "lighthouse": true}],
         "unsafe_routes": [], "paths": [],
         "configuration": {"refused": [], "remarks": [], "last_reload": null},
@@ -270,6 +270,9 @@ causes! {
         with(facts(), "/doubles", json!([{"peer": "10.42.0.9", "turns": 2,
             "endpoints": ["192.0.2.9:1", "192.0.2.8:1"]}]))
         => "duplicate_address", ["192.0.2.9:1 and 192.0.2.8:1"];
+    listener_whose_port_another_program_has:
+        with(facts(), "/missing_listeners", json!([{"section": "stats", "error": "stats.listen :9100: in use", "for_seconds": 7}]))
+        => "not_listening", ["stats", "for 7 s: stats.listen :9100: in use"];
     host_with_the_name_of_another:
         with(facts(), "/same_names", json!([{"name": "db", "peer": "10.42.0.66", "own_name": false, "holder": "10.42.0.9"}]))
         => "duplicate_name", ["10.42.0.66", "10.42.0.9 has, and had it first"];
