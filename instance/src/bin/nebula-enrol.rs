@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use nebula_cert::{Curve, UnixTime, visible};
 use nebula_cni_plugin::launch::CaAccess;
 use nebula_instance::enrol::limits::Limits;
-use nebula_instance::enrol::{self, Files, follow, up};
+use nebula_instance::enrol::{self, Files, Renewal, follow, up};
 use nebula_instance::go::flags::{self, Flag, Parsed};
 use nebula_instance::linux::used_networks::used_networks;
 use nebula_instance::linux::{clock, memory, signals};
@@ -93,10 +93,10 @@ fn main() -> ExitCode {
         Some(access) if flags.is_set("kubernetes") && !renew => {
             let on_retry =
                 |error: &enrol::Error| eprintln!("nebula-enrol: {}; trying again", visible(&error.to_string()));
-            enrol::kubernetes::enrol(&access, &files, port, KUBERNETES_WITHIN, on_retry).map(Some)
+            enrol::kubernetes::enrol(&access, &files, port, KUBERNETES_WITHIN, on_retry).map(Renewal::Certificate)
         }
         Some(access) if !renew => match limits(&flags) {
-            Ok(limits) => enrol::enrol(&access, &files, curve, &limits, now).map(Some),
+            Ok(limits) => enrol::enrol(&access, &files, curve, &limits, now).map(Renewal::Certificate),
             Err((code, message)) => {
                 eprintln!("nebula-enrol: {message}");
                 return ExitCode::from(code);
@@ -105,11 +105,15 @@ fn main() -> ExitCode {
         access => enrol::renew(access, &files, flags.is_set("renew-now"), now),
     };
     match done {
-        Ok(None) => {
+        Ok(Renewal::Nothing) => {
             print("more than a third of the certificate's life is left, nothing to do\n");
             ExitCode::SUCCESS
         }
-        Ok(Some(done)) => {
+        Ok(Renewal::Trust) => {
+            print("more than a third of the certificate's life is left; wrote whom the CA trusts and blocks by now\n");
+            ExitCode::SUCCESS
+        }
+        Ok(Renewal::Certificate(done)) => {
             print(&format!("{done}\nwrote host.key, host.crt and ca.crt to {}\n", done.folder.display()));
             ExitCode::SUCCESS
         }
@@ -133,11 +137,19 @@ fn limits(flags: &Parsed) -> Result<Limits, (u8, String)> {
 /// Longer than the CA's own pod takes to start on another node; Kubernetes runs an init container again.
 const KUBERNETES_WITHIN: Duration = Duration::from_secs(300);
 
-/// For a systemd ExecCondition=: success means that a renewal is due.
+/// For a systemd ExecCondition=: success means that a renewal is due, or that the CA trusts or blocks others by now.
 fn due(files: &Files, now: UnixTime) -> ExitCode {
     match enrol::is_due(files, now) {
         Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+        Ok(false) => match enrol::trust_differs(files) {
+            Ok(true) => ExitCode::SUCCESS,
+            Ok(false) => ExitCode::FAILURE,
+            // A service that is away for a while is no failure of the unit.
+            Err(error) => {
+                eprintln!("nebula-enrol: {}", visible(&error.to_string()));
+                ExitCode::FAILURE
+            }
+        },
         Err(error) => {
             eprintln!("nebula-enrol: {}", visible(&error.to_string()));
             // systemd treats exit code 255 as a failure of the unit.
@@ -196,10 +208,15 @@ const FLAGS: &[Flag] = &[
     Flag {
         name: "renew",
         takes_value: false,
-        help: "Renew the certificate in the folder if a third of its life or less is left; for a timer",
+        help: "Renew the certificate in the folder if a third of its life or less is left, and write whom the CA trusts and \
+               blocks; for a timer",
     },
     Flag { name: "renew-now", takes_value: false, help: "Renew it whatever is left" },
-    Flag { name: "due", takes_value: false, help: "Only tell whether -renew would renew it: exit code 0, or 1 if not" },
+    Flag {
+        name: "due",
+        takes_value: false,
+        help: "Only tell whether -renew would change anything: exit code 0, or 1 if not",
+    },
     Flag {
         name: "follow",
         takes_value: false,

@@ -179,13 +179,25 @@ impl Files {
         lighthouses: Lighthouses,
         own: &[IpNet],
     ) -> Result<bool, Error> {
-        let announced = Announced { blocklist, lighthouses: usable_lighthouses(lighthouses, own) };
-        let announced = format!("{}\n", serde_json::to_string(&announced).unwrap_or_default());
+        let announced = announced(blocklist, lighthouses, own);
         let mut differs = false;
         for (path, text) in [(self.ca(), bundle), (self.0.join(ANNOUNCED), announced.as_str())] {
             differs |= self.write_changed(&path, text.as_bytes())?;
         }
         Ok(differs)
+    }
+
+    /// Whether [`Files::write_trust`] would change anything.
+    pub(super) fn trust_differs(
+        &self,
+        bundle: &str,
+        blocklist: Vec<String>,
+        lighthouses: Lighthouses,
+        own: &[IpNet],
+    ) -> bool {
+        let announced = announced(blocklist, lighthouses, own);
+        let is_there = |path: PathBuf, text: &str| std::fs::read(path).is_ok_and(|present| present == text.as_bytes());
+        !is_there(self.ca(), bundle) || !is_there(self.0.join(ANNOUNCED), &announced)
     }
 
     /// The lighthouses that the CA announced last.
@@ -228,6 +240,12 @@ impl Files {
         };
         write().map_err(failed("write", path))
     }
+}
+
+/// Contents of [`ANNOUNCED`].
+fn announced(blocklist: Vec<String>, lighthouses: Lighthouses, own: &[IpNet]) -> String {
+    let announced = Announced { blocklist, lighthouses: usable_lighthouses(lighthouses, own) };
+    format!("{}\n", serde_json::to_string(&announced).unwrap_or_default())
 }
 
 pub(super) fn failed(verb: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error + use<> {

@@ -16,7 +16,8 @@ use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nebula_cert::issuance::Reply;
+use ipnet::IpNet;
+use nebula_cert::issuance::{Reply, Trust};
 use nebula_cert::{Certificate, Curve, HostKey, JoinToken, PrivateKey, UnixTime, visible};
 use nebula_cni_plugin::launch::CaAccess;
 use zeroize::Zeroizing;
@@ -207,24 +208,57 @@ fn issue(
     Ok(Enrolled::new(&issued, files.folder()))
 }
 
-/// Renews the certificate if at most a third of its lifetime is left, or if `always`. Without `access`, uses the saved
-/// CA service. Returns `None` if it is too early.
+/// What [`renew`] did.
+#[derive(Debug)]
+pub enum Renewal {
+    /// Neither certificate nor trust had to change.
+    Nothing,
+    /// The CA trusts or blocks others than before, or announces other lighthouses.
+    Trust,
+    /// There is another certificate, and the trust that came with it.
+    Certificate(Enrolled),
+}
+
+/// Renews the certificate if at most a third of its lifetime is left, or if `always`; otherwise only writes whom the CA
+/// trusts: hosts that learn of the next CA, or of a blocked certificate, with their own renewal would learn of it too late.
+/// Without `access`, uses the saved CA service.
 ///
 /// # Errors
 /// Returns an error if there is no certificate, a file cannot be read or written, or the CA refuses; the present files
 /// are kept then.
-pub fn renew(access: Option<CaAccess>, files: &Files, always: bool, now: UnixTime) -> Result<Option<Enrolled>, Error> {
+pub fn renew(access: Option<CaAccess>, files: &Files, always: bool, now: UnixTime) -> Result<Renewal, Error> {
     files.complete()?;
-    if !always && !is_due(files, now)? {
-        return Ok(None);
-    }
+    let is_due = always || is_due(files, now)?;
     let access = access.map_or_else(|| files.remembered(), Ok)?;
     let client = CaClient::new(access.clone(), NamespaceExecutor::Here);
+    if !is_due {
+        let Some((trust, own)) = ask_whom_to_trust(&client, files)? else { return Ok(Renewal::Nothing) };
+        let _alone = files.lock()?;
+        let differs = files.write_trust(&trust.ca, trust.blocklist, trust.lighthouses, &own)?;
+        return Ok(if differs { Renewal::Trust } else { Renewal::Nothing });
+    }
     let issued = renew_by(&client, files, REQUEST_TIMEOUT, now)?;
     if files.workload()?.is_none() {
         files.remember(&access)?;
     }
-    Ok(Some(Enrolled::new(&issued, files.folder())))
+    Ok(Renewal::Certificate(Enrolled::new(&issued, files.folder())))
+}
+
+/// Whom the CA trusts, and the networks of this host.
+fn ask_whom_to_trust(client: &CaClient, files: &Files) -> Result<Option<(Trust, Vec<IpNet>)>, Error> {
+    let own = files.identity()?.networks().to_vec();
+    let answer = client.trust(None, Duration::ZERO, REQUEST_TIMEOUT)?;
+    Ok(answer.news.map(|news| (news.answer, own)))
+}
+
+/// Whether the CA trusts or blocks others than the files say, or announces other lighthouses.
+///
+/// # Errors
+/// Returns an error if there is no certificate, or the CA does not answer.
+pub fn trust_differs(files: &Files) -> Result<bool, Error> {
+    let client = CaClient::new(files.remembered()?, NamespaceExecutor::Here);
+    let asked = ask_whom_to_trust(&client, files)?;
+    Ok(asked.is_some_and(|(trust, own)| files.trust_differs(&trust.ca, trust.blocklist, trust.lighthouses, &own)))
 }
 
 /// Whether at most a third of the certificate's lifetime is left.
@@ -316,7 +350,6 @@ const MAX_KEY_BYTES: usize = 4096;
 
 #[cfg(test)]
 mod tests {
-    use ipnet::IpNet;
     use nebula_cert::{SigningKey, Template};
 
     use super::*;

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -11,105 +11,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use aws_lc_rs::digest::{SHA256, digest};
-use nebula_cert::issuance::{Proof, Reply, Request};
-use nebula_cert::{
-    Certificate, Curve, HostKey, Identity, JoinToken, PrivateKey, SigningKey, Template, public_key_from_pem,
-};
+use nebula_cert::{Identity, JoinToken, PrivateKey};
 use nebula_instance::ca_client::{CaClient, Prover};
 use nebula_instance::linux::clock::unix_now;
 use nix::pty::{OpenptyResult, openpty};
 use nix::sys::termios::{LocalFlags, tcgetattr};
-use rustls::pki_types::PrivateKeyDer;
-use rustls::server::ParsedCertificate;
-use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
-const OVERLAY: &str = "10.97.0.0/16";
-const ADDRESS: &str = "10.97.0.9/16";
-
-/// A CA service of one token, which goes to the first key, or to the one it is bound to.
-struct Ca {
-    token: JoinToken,
-    connections: Arc<Mutex<usize>>,
-}
-
-struct Desk {
-    key: SigningKey,
-    certificate: Certificate,
-    /// The only public key that the token is good for, once that is known.
-    owner: Mutex<Option<[u8; 32]>>,
-}
-
-impl Ca {
-    fn new(bound: Option<&HostKey>) -> Self {
-        let tls_key = rcgen::KeyPair::generate().unwrap();
-        let tls = rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).unwrap().self_signed(&tls_key).unwrap();
-        let spki = ParsedCertificate::try_from(tls.der()).unwrap().subject_public_key_info();
-        let fingerprint = digest(&SHA256, &spki).as_ref().try_into().unwrap();
-        let tls_key = PrivateKeyDer::try_from(tls_key.serialize_der()).unwrap();
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-        let config = config.with_no_client_auth().with_single_cert(vec![tls.der().clone()], tls_key).unwrap();
-        let config = Arc::new(config);
-        let key = SigningKey::generate(Curve::Curve25519).unwrap();
-        let certificate = Template::new("ca", unix_now() - 60..=unix_now() + 600).self_sign(&key).unwrap();
-        let desk = Arc::new(Desk { key, certificate, owner: Mutex::new(bound.map(HostKey::sha256)) });
-
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = format!("https://{}", listener.local_addr().unwrap());
-        let token = JoinToken::new(&url, fingerprint, "nebula-enrol-secret", &[OVERLAY.parse().unwrap()]).unwrap();
-        let token = match bound {
-            Some(key) => token.bound_to(key),
-            None => token,
-        };
-        let connections = Arc::new(Mutex::new(0));
-        let counted = Arc::clone(&connections);
-        std::thread::spawn(move || {
-            for stream in listener.incoming().map_while(Result::ok) {
-                *counted.lock().unwrap() += 1;
-                let (config, desk) = (Arc::clone(&config), Arc::clone(&desk));
-                std::thread::spawn(move || desk.serve(config, stream));
-            }
-        });
-        Self { token, connections }
-    }
-}
-
-impl Desk {
-    fn serve(&self, config: Arc<ServerConfig>, stream: TcpStream) {
-        let mut stream = StreamOwned::new(ServerConnection::new(config).unwrap(), stream);
-        let (mut heard, mut piece) = (Vec::new(), [0; 4096]);
-        while let Ok(length @ 1..) = stream.read(&mut piece) {
-            heard.extend_from_slice(&piece[..length]);
-            let text = String::from_utf8_lossy(&heard);
-            let Some((_, body)) = text.split_once("\r\n\r\n") else { continue };
-            let Ok(request) = serde_json::from_str(body) else { continue };
-            let (status, body) = self.answer(&request);
-            let answer = format!("HTTP/1.1 {status} x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
-            let _ = stream.write_all(answer.as_bytes());
-            heard.clear();
-        }
-    }
-
-    fn answer(&self, request: &Request) -> (u16, String) {
-        assert!(matches!(&request.proof, Proof::Token { token } if token == "nebula-enrol-secret"));
-        let (_, public_key) = public_key_from_pem(request.public_key.as_bytes()).unwrap();
-        let key: [u8; 32] = digest(&SHA256, &public_key).as_ref().try_into().unwrap();
-        if *self.owner.lock().unwrap().get_or_insert(key) != key {
-            return (409, r#"{"code": "token_used", "message": "the token is another host's"}"#.to_owned());
-        }
-        let networks = vec![ADDRESS.parse().unwrap()];
-        let template = Template { networks, public_key, ..Template::new("host", unix_now() - 5..=unix_now() + 60) };
-        let certificate = template.sign(&self.certificate, &self.key).unwrap().to_pem();
-        let (blocklist, lighthouses) = Default::default();
-        let reply = Reply { certificate, ca: self.certificate.to_pem(), blocklist, renewal_key: None, lighthouses };
-        (200, serde_json::to_string(&reply).unwrap())
-    }
-}
+use crate::fake_ca::{Ca, OVERLAY};
 
 /// Another user of the host, who looks at all processes without a pause, and uses each join token at once.
 struct Watcher {
     stop: Arc<AtomicBool>,
+    /// Tokens that it is after; those of tests that run beside this one are none of its business.
+    wanted: Arc<Mutex<Vec<String>>>,
     thread: std::thread::JoinHandle<Watched>,
 }
 
@@ -124,11 +38,13 @@ impl Watcher {
     fn start() -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
+        let wanted = Arc::<Mutex<Vec<String>>>::default();
+        let after = Arc::clone(&wanted);
         let thread = std::thread::spawn(move || {
             let (mut watched, mut known) = (Watched::default(), Vec::<String>::new());
             while !stopped.load(Ordering::Relaxed) {
                 for token in tokens() {
-                    if known.contains(&token) {
+                    if known.contains(&token) || !after.lock().unwrap().contains(&token) {
                         continue;
                     }
                     watched.seen += 1;
@@ -138,7 +54,11 @@ impl Watcher {
             }
             watched
         });
-        Self { stop, thread }
+        Self { stop, wanted, thread }
+    }
+
+    fn want(&self, ca: &Ca) {
+        self.wanted.lock().unwrap().push(ca.token.to_text().to_string());
     }
 
     fn end(self) -> Watched {
@@ -197,6 +117,7 @@ fn who_watches_the_list_of_processes_sees_no_token_from_standard_input_or_a_file
     let watcher = Watcher::start();
     for round in 0..4 {
         let (ca, folder) = (Ca::new(None), next());
+        watcher.want(&ca);
         let file = root.path().join("token");
         std::fs::write(&file, ca.token.to_text().as_bytes()).unwrap();
         let child = if round % 2 == 0 {
@@ -225,6 +146,7 @@ fn a_token_that_is_bound_to_the_hosts_key_is_worth_nothing_to_who_reads_it() {
         let (succeeded, key) = end(up(&folder, &["-prepare"]).spawn().unwrap());
         assert!(succeeded, "{key}");
         let ca = Ca::new(Some(&key.trim().parse().unwrap()));
+        watcher.want(&ca);
         // It is seen for certain.
         assert!(!redeem(&ca.token.to_text()));
         let (succeeded, said) = end(up(&folder, &[&ca.token.to_text()]).spawn().unwrap());
