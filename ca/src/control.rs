@@ -218,6 +218,7 @@ impl Operator<'_> {
             return Ok(CommandOutcome::TokenCreated(ListedToken { id: hash.id(), token: made }));
         }
         check_grant(&grant, self.authorities)?;
+        self.check_overlay(&token.networks)?;
         let key = token.key.as_deref().map(|key| self.bound_key(key)).transpose()?;
         self.check_addresses(&grant, now)?;
         self.check_open_tokens(token, now)?;
@@ -258,6 +259,19 @@ impl Operator<'_> {
             now,
         );
         Ok(CommandOutcome::TokenCreated(ListedToken { id: hash.id(), token: record }))
+    }
+
+    /// A host with an address of another network would get a certificate, and reach nobody.
+    fn check_overlay(&self, networks: &[IpNet]) -> Result<(), String> {
+        let overlay = &self.policy.hosts.overlay;
+        let is_outside = |network: &&IpNet| !overlay.iter().any(|overlay| overlay.contains(&network.trunc()));
+        match networks.iter().find(is_outside).filter(|_| !overlay.is_empty()) {
+            None => Ok(()),
+            Some(network) => {
+                let overlay = overlay.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+                Err(format!("{network} is not in the overlay of hosts, {overlay} (hosts.overlay in policy.jsonc)"))
+            }
+        }
     }
 
     /// SHA-256 of a host's public key, if the CA can sign for it.

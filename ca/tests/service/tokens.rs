@@ -155,6 +155,10 @@ fn a_host_without_an_address_gets_one_of_the_pool_that_nobody_else_has_until_non
         (made["networks"][0].as_str().unwrap().to_owned(), made["token"].as_str().unwrap().to_owned())
     };
     ca.token("fixed", "10.42.200.3/16", &[]);
+    for outside in ["10.43.0.9/16", "10.42.0.9/15", "fd42::9/64"] {
+        let refused = ca.failure("token create", &["--name", "outside", "--network", outside]);
+        assert!(refused.contains("not in the overlay of hosts, 10.42.0.0/16"), "{refused}");
+    }
     let (address, token) = networks("a");
     assert_eq!(address, "10.42.200.2/16", "the first that is not reserved, with the length of the overlay");
     let refused = ca.failure("token create", &["--name", "a"]);
