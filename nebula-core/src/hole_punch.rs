@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
+use crate::buckets::{Buckets, SLOTS};
+
 /// Body of a punch that a lighthouse asked for.
 pub(crate) const PUNCH: &[u8] = &[0];
 /// Body of a punch that keeps a NAT mapping open.
@@ -19,13 +21,26 @@ pub(crate) enum Action {
 }
 
 /// Hole punches that wait for their delay. Bounded, so that a lighthouse cannot make it grow without limit.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct HolePunch {
     waiting: BTreeMap<(Instant, u64), Action>,
     order: u64,
+    /// Punches towards each address.
+    sent: Buckets,
 }
 
 impl HolePunch {
+    /// `key` is random.
+    pub(crate) fn new(now: Instant, key: u64) -> Self {
+        let sent = Buckets::new(PUNCHES_PER_ADDRESS, PUNCHES_PER_SECOND, SLOTS, now, key);
+        Self { waiting: BTreeMap::new(), order: 0, sent }
+    }
+
+    /// Whether one more punch may go to this address, however many members name it.
+    pub(crate) fn may_punch(&mut self, now: Instant, address: IpAddr) -> bool {
+        self.sent.take(now, address, 1)
+    }
+
     /// Schedules `action`, or drops it if too many are waiting already.
     pub(crate) fn schedule(&mut self, at: Instant, action: Action) {
         if self.waiting.len() < MAX_WAITING {
@@ -51,6 +66,9 @@ impl HolePunch {
 
 // With the default delay of one second, this is more peers per second than a host can answer with handshakes anyway.
 const MAX_WAITING: usize = 1024;
+/// All peers that may wait, behind one router; and how many more each second.
+const PUNCHES_PER_ADDRESS: u32 = 1024;
+const PUNCHES_PER_SECOND: u32 = 32;
 
 #[cfg(test)]
 mod tests {
@@ -66,7 +84,7 @@ mod tests {
     #[test]
     fn a_punch_waits_for_its_delay() {
         let start = base();
-        let mut punches = HolePunch::default();
+        let mut punches = HolePunch::new(start, 1);
         let peer: IpAddr = "10.1.0.2".parse().unwrap();
         punches.schedule(start + Duration::from_secs(5), Action::Respond(peer));
         punches.schedule(start + Duration::from_secs(1), Action::Punch(Vec::new()));
@@ -80,7 +98,7 @@ mod tests {
     #[test]
     fn the_number_of_waiting_punches_is_bounded() {
         let start = base();
-        let mut punches = HolePunch::default();
+        let mut punches = HolePunch::new(start, 1);
         for _ in 0..2 * MAX_WAITING {
             punches.schedule(start, Action::Punch(Vec::new()));
         }

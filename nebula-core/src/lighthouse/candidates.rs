@@ -175,6 +175,24 @@ impl Rules<'_> {
     }
 }
 
+impl Screened {
+    /// Believes no more than two ports of each address, except of `own`, where the reporter is heard: whoever names a
+    /// stranger's address must not have many datagrams sent there.
+    pub(crate) fn thin(&mut self, own: Option<IpAddr>) {
+        let mut ports: BTreeMap<IpAddr, usize> = BTreeMap::new();
+        let believed = std::mem::take(&mut self.believed);
+        for at in believed {
+            let count = ports.entry(at.ip()).or_default();
+            *count += 1;
+            if *count <= PORTS_PER_ADDRESS || own == Some(at.ip()) {
+                self.believed.push(at);
+            } else {
+                self.refused.push(at);
+            }
+        }
+    }
+}
+
 /// A list of endpoints from the wire, after screening.
 #[derive(Debug, Default)]
 pub(crate) struct Screened {
@@ -192,6 +210,8 @@ fn rank(endpoint: SocketAddr, preferred: &[IpNet]) -> (bool, bool, bool, IpAddr,
     (!is_preferred, address.is_ipv4(), private, address, endpoint.port())
 }
 
+/// A host has one port at each of its addresses, and perhaps one that its router forwards.
+const PORTS_PER_ADDRESS: usize = 2;
 const MAX_REFUSED: usize = 64;
 /// A restart takes less time, even on a machine that restarts its services one after another.
 const EXPECTED_FOR: Duration = Duration::from_secs(30);

@@ -4,6 +4,7 @@ mod advertised;
 mod allow_list;
 mod calculated;
 mod candidates;
+mod notices;
 mod pattern;
 mod questions;
 mod server;
@@ -21,6 +22,7 @@ pub use allow_list::{AllowList, BadPattern, InterfaceRules, LocalAllowList, NoDe
 pub use calculated::{CalculatedRemotes, Calculation, OtherFamily};
 pub use candidates::KnownEndpoints;
 pub(crate) use candidates::{Candidates, Rules, Screened};
+pub(crate) use notices::Notices;
 pub use server::Server;
 pub use settings::Lighthouse;
 pub(crate) use wanted::Wanted;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use super::{KnownEndpoints, Wanted};
+use super::{KnownEndpoints, Notices, Wanted};
 
 /// Reported endpoints and relays per host. Learnt endpoints are not stored here, since the tunnel to the host has them.
 #[derive(Debug, Default)]
@@ -13,6 +13,7 @@ pub struct Server {
     /// list all addresses, in no particular order.
     records: HashMap<Address, Record, BuildHasherDefault<AddressHasher>>,
     wanted: Wanted,
+    notices: Notices,
 }
 
 impl Server {
@@ -30,6 +31,11 @@ impl Server {
     /// Queries that could not be answered yet.
     pub(crate) fn wanted(&mut self) -> &mut Wanted {
         &mut self.wanted
+    }
+
+    /// Whom this lighthouse told lately about a caller.
+    pub(crate) fn notices(&mut self) -> &mut Notices {
+        &mut self.notices
     }
 
     /// Overlay addresses whose hosts reported, in no particular order.

@@ -156,6 +156,7 @@ impl Node {
         let mut secret = [0; 32];
         rng.fill_bytes(&mut secret);
         let validations = Validations::new(secret, now);
+        let punches = HolePunch::new(now, rng.next_u64());
         let mut timer = Timer::new(now);
         if !config.lighthouse.am_lighthouse && !config.lighthouse.hosts.is_empty() {
             timer.set(Due::LighthouseUpdate, now);
@@ -175,7 +176,7 @@ impl Node {
             validations,
             lighthouse: lighthouse::Client::default(),
             server: lighthouse::Server::default(),
-            punches: HolePunch::default(),
+            punches,
             hops: Hops::new(Arc::clone(&forwarder), am_relay),
             journal: Journal::default(),
             outbox: Outbox::new(Arc::clone(&forwarder)),

@@ -113,7 +113,7 @@ impl Node {
         if let Some(pending) = self.pending.get_mut(subject) {
             pending.answered = true;
         }
-        self.rendezvous(now).screen(lighthouse, &[subject], reply.endpoints.clone());
+        self.rendezvous(now).screen(lighthouse, &[subject], reply.endpoints.clone(), Ports::Any);
         let known = self.lighthouse.candidates(subject);
         known.report(source, reply.endpoints);
         let new_relays = known.report_relays(source, reply.relays);
@@ -140,7 +140,11 @@ impl Node {
             match action {
                 Action::Punch(endpoints) => {
                     for endpoint in endpoints {
-                        self.outbox.datagram(endpoint, PUNCH.to_vec());
+                        if self.punches.may_punch(now, endpoint.ip()) {
+                            self.outbox.datagram(endpoint, PUNCH.to_vec());
+                        } else {
+                            self.outbox.counters().drop_one(Direction::Outbound, DropReason::EndpointRefused);
+                        }
                     }
                 }
                 Action::Respond(peer) => self.test(now, peer),
@@ -232,7 +236,7 @@ impl Rendezvous<'_> {
         if self.config.keeps_to_relays(&[asker]) {
             return;
         }
-        let endpoints = self.screen(lighthouse, &[asker], endpoints);
+        let endpoints = self.screen(lighthouse, &[asker], endpoints, Ports::FewExceptAt(None));
         let punchy = &self.config.punchy;
         if !endpoints.is_empty() {
             self.punches.schedule(self.now + punchy.delay, Action::Punch(endpoints));
@@ -261,6 +265,9 @@ impl Rendezvous<'_> {
         self.send_meta(asker, &reply);
 
         let (Some(called), Some(calling)) = (called, calling) else { return };
+        if !self.server.notices().may_tell(self.now, asker.local_index, subject) {
+            return;
+        }
         let caller = self.forwarder.tunnels().by_address(calling);
         let Some(known) = self.known_of(caller.as_deref(), asking) else { return };
         let mut notice = Meta::new(MetaKind::HostPunchNotification, called.peer.version(), Some(calling));
@@ -275,7 +282,8 @@ impl Rendezvous<'_> {
             self.outbox.count_drop(DropReason::BadMessage);
             return;
         }
-        let endpoints = self.screen(tunnel, host, update.endpoints);
+        let own = Ports::FewExceptAt(tunnel.endpoint().map(|at| at.ip()));
+        let endpoints = self.screen(tunnel, host, update.endpoints, own);
         let report = KnownEndpoints { reported: endpoints, relays: update.relays, ..KnownEndpoints::default() };
         self.server.store(host, &report);
         let subject = host.first().copied().filter(|_| update.version == Version::V1);
@@ -326,8 +334,18 @@ impl Rendezvous<'_> {
 
     /// Filters the endpoints that the peer of `tunnel` names for a host, and counts those that nobody should be sent
     /// to.
-    fn screen(&mut self, tunnel: &Tunnel, host: &[IpAddr], endpoints: Vec<SocketAddr>) -> Vec<SocketAddr> {
-        let Screened { believed, refused } = self.config.endpoint_rules(host).screen(endpoints);
+    fn screen(
+        &mut self,
+        tunnel: &Tunnel,
+        host: &[IpAddr],
+        endpoints: Vec<SocketAddr>,
+        ports: Ports,
+    ) -> Vec<SocketAddr> {
+        let mut screened = self.config.endpoint_rules(host).screen(endpoints);
+        if let Ports::FewExceptAt(own) = ports {
+            screened.thin(own);
+        }
+        let Screened { believed, refused } = screened;
         let Some(example) = refused.first() else { return believed };
         self.outbox.counters().drop_many(Direction::Inbound, DropReason::EndpointRefused, refused.len() as u64);
         if let Some(since) = self.client.note_refused(self.now, refused.len()) {
@@ -336,6 +354,14 @@ impl Rendezvous<'_> {
         }
         believed
     }
+}
+
+/// How many ports of one address are believed.
+#[derive(Debug, Clone, Copy)]
+enum Ports {
+    Any,
+    /// Few, except of the address at which the reporter is heard.
+    FewExceptAt(Option<IpAddr>),
 }
 
 /// The counters for a kind of lighthouse message: received, sent.

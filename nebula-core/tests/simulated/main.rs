@@ -38,6 +38,7 @@ mod nat;
 mod partition;
 mod path_choice;
 mod path_mtu;
+mod punches;
 mod random_operations;
 mod recovery;
 mod recv_error;
