@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use crate::credentials::Credentials;
 use crate::head::{Failed, Head, Parsed};
 use crate::overlay::{Overlay, Unreached};
-use crate::pipe::pipe;
+use crate::pipe::{Connection, pipe};
 use crate::socks::{LOGIN_DELAY, log_denied, log_unreached};
 use crate::target::Target;
 
@@ -42,6 +42,8 @@ struct Malformed;
 
 /// Serves one client.
 pub(crate) async fn serve(server: Arc<Server>, mut stream: TcpStream, client: SocketAddr) {
+    // An answer has to arrive.
+    stream.set_reset_on_drop(false);
     let mut head = Head::default();
     let parse = |bytes: &[u8]| parse(bytes, server.credentials.as_deref());
     let read = tokio::time::timeout(server.head_timeout, head.read(&mut stream, MAX_HEAD, parse)).await;

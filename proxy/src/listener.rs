@@ -12,6 +12,8 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tracing::Level;
 
+use crate::pipe::Connection;
+
 /// Pause after an error of the system, such as too many open files.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -55,6 +57,8 @@ pub(crate) async fn accept_local<F: Future<Output = ()> + Send + 'static>(
         match listener.accept().await {
             Ok((stream, from)) => {
                 prepare(&stream);
+                // Whoever is not served, or not to the end, is told so.
+                stream.set_reset_on_drop(true);
                 connections.begin(from, serve(stream, from));
             }
             Err(error) => pause(&connections.name, &error).await,

@@ -56,7 +56,10 @@ impl Overlay {
 
     pub(crate) async fn connect(&self, target: &Target) -> Result<TcpStream, Unreached> {
         let address = self.resolve(target).await?;
-        Ok(self.net.dial_address(address).await?)
+        let peer = self.net.dial_address(address).await?;
+        // Until it is complete.
+        peer.set_reset_on_drop(true);
+        Ok(peer)
     }
 
     fn contains(&self, address: IpAddr) -> bool {

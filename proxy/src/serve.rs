@@ -25,6 +25,8 @@ pub(crate) async fn tcp(listener: TcpListener, local: SocketAddr, proxy_v2: bool
     while let Ok(stream) = listener.accept().await {
         // One that has ended already has no address.
         let Ok(from) = stream.peer_addr() else { continue };
+        // A peer that cannot be served is told so.
+        stream.set_reset_on_drop(true);
         connections.begin(from, async move {
             let name = stream.peer_certificate().map(|certificate| certificate.name().to_owned());
             if let Err(error) = connection(stream, local, proxy_v2).await {

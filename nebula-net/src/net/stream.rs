@@ -4,6 +4,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -21,11 +22,12 @@ use crate::tcp::{Error, Keepalive};
 pub struct TcpStream {
     inner: Arc<Inner>,
     id: Id,
+    resets: AtomicBool,
 }
 
 impl TcpStream {
     pub(crate) fn new(inner: Arc<Inner>, id: Id) -> Self {
-        Self { inner, id }
+        Self { inner, id, resets: AtomicBool::new(false) }
     }
 
     /// The verified certificate of the peer. `None` if the address is in a network behind another node, whose certificate does not name
@@ -53,6 +55,23 @@ impl TcpStream {
 
     fn flow(&self) -> io::Result<Flow> {
         self.inner.shared.with(|stack, _| stack.flow(self.id)).ok_or_else(ended)
+    }
+
+    /// Bytes that were written and the peer has not acknowledged yet; 0 once the stream has failed.
+    #[must_use]
+    pub fn unsent(&self) -> usize {
+        self.inner.shared.with(|stack, _| stack.unsent(self.id))
+    }
+
+    /// Ends the stream with a reset: the peer is told that it is not complete, and what was written and is on its way may be lost.
+    pub fn reset(self) {
+        self.set_reset_on_drop(true);
+    }
+
+    /// Whether dropping the stream is [`TcpStream::reset`], so that a task that is cancelled or fails does not look like one that is
+    /// done (`SO_LINGER` of zero seconds). Default: false.
+    pub fn set_reset_on_drop(&self, resets: bool) {
+        self.resets.store(resets, Ordering::Relaxed);
     }
 
     /// Sends small segments at once (the default), or lets them wait for the acknowledgement of others.
@@ -99,7 +118,10 @@ impl TcpStream {
 
 impl Drop for TcpStream {
     fn drop(&mut self) {
-        self.inner.shared.with(|stack, now| stack.close(now, self.id));
+        let resets = *self.resets.get_mut();
+        self.inner
+            .shared
+            .with(|stack, now| if resets { stack.reset_connection(now, self.id) } else { stack.close(now, self.id) });
     }
 }
 

@@ -96,6 +96,21 @@ impl Stack {
         }
     }
 
+    /// Bytes that were written and the peer has not acknowledged yet.
+    #[must_use]
+    pub fn unsent(&self, id: Id) -> usize {
+        self.connections.get(id).map_or(0, |entry| entry.connection.unsent())
+    }
+
+    /// The program needs the connection no more, and ends it with a reset.
+    pub fn reset_connection(&mut self, now: Instant, id: Id) {
+        if let Some(entry) = self.connections.get_mut(id) {
+            entry.orphaned = true;
+            entry.connection.abort();
+            self.settle(now, id);
+        }
+    }
+
     /// Ends all connections with a reset.
     pub fn abort_all(&mut self, now: Instant) {
         for id in self.connections.ids().collect::<Vec<_>>() {

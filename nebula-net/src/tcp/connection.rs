@@ -325,6 +325,12 @@ impl Connection {
         self.sender.no_delay = no_delay;
     }
 
+    /// Bytes that were written and the peer has not acknowledged yet; 0 once the connection has failed.
+    #[must_use]
+    pub fn unsent(&self) -> usize {
+        if self.error.is_some() { 0 } else { self.sender.unsent() }
+    }
+
     /// Probes a silent peer in this way, or never.
     pub fn set_keepalive(&mut self, keepalive: Option<Keepalive>) {
         Arc::make_mut(&mut self.options).keepalive = keepalive;

@@ -217,6 +217,11 @@ impl Sender {
         count
     }
 
+    /// Bytes that were queued and are not acknowledged.
+    pub(crate) fn unsent(&self) -> usize {
+        self.buffer.len()
+    }
+
     /// Queues a FIN.
     pub(crate) fn finish(&mut self) {
         self.fin = true;

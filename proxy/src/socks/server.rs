@@ -20,7 +20,7 @@ use crate::credentials::Credentials;
 use crate::head::{Failed, Head};
 use crate::listener::prepare;
 use crate::overlay::{Overlay, Unreached};
-use crate::pipe::pipe;
+use crate::pipe::{Connection, pipe};
 
 /// What all clients share.
 pub(crate) struct Server {
@@ -38,6 +38,8 @@ const NOWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPE
 
 /// Serves one client.
 pub(crate) async fn serve(server: Arc<Server>, mut stream: TcpStream, client: SocketAddr) {
+    // An answer has to arrive.
+    stream.set_reset_on_drop(false);
     let mut head = Head::default();
     let read = read_request(server.credentials.as_deref(), LOGIN_DELAY, &mut stream, client, &mut head);
     let request = match tokio::time::timeout(server.head_timeout, read).await {

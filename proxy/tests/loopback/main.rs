@@ -93,6 +93,165 @@ fn what_fails_has_the_answer_of_its_cause() {
     }
 }
 
+/// Ways of a client to port 7 of the far host: by SOCKS, by HTTP, by a forward.
+fn ways(near: &mut Proxy) -> [std::net::TcpStream; 3] {
+    let mut socks = connect(near.address("socks"));
+    exchange(&mut socks, &[5, 1, 0], 2);
+    assert_eq!(exchange(&mut socks, &socks_request(1, FAR, 7), 10)[..2], [5, 0]);
+    let mut http = connect(near.address("http"));
+    let answer = exchange(&mut http, b"CONNECT 10.42.0.2:7 HTTP/1.1\r\n\r\n", 39);
+    assert!(answer.starts_with(b"HTTP/1.1 200") && answer.ends_with(b"\r\n\r\n"), "{answer:?}");
+    [socks, http, connect(near.address("forward"))]
+}
+
+const WAYS: [&str; 6] = ["-socks", "0", "-http", "0", "-forward", "0=10.42.0.2:7"];
+
+/// Dropping it is a reset.
+fn reset_on_drop(stream: &std::net::TcpStream) {
+    let linger = nix::libc::linger { l_onoff: 1, l_linger: 0 };
+    nix::sys::socket::setsockopt(stream, nix::sys::socket::sockopt::Linger, &linger).unwrap();
+}
+
+/// Reads up to the end, or up to an error.
+fn read_all(stream: &mut std::net::TcpStream) -> (usize, Result<(), std::io::ErrorKind>) {
+    let (mut count, mut buffer) = (0, vec![0; 100_000]);
+    loop {
+        match stream.read(&mut buffer) {
+            Ok(0) => return (count, Ok(())),
+            Ok(read) => count += read,
+            Err(error) => return (count, Err(error.kind())),
+        }
+    }
+}
+
+const RESET: Result<(), std::io::ErrorKind> = Err(std::io::ErrorKind::ConnectionReset);
+
+#[test]
+fn a_reset_of_the_server_is_one_for_the_client_after_what_came_before_it() {
+    let world = World::new();
+    let server = serve_tcp(|mut stream| {
+        let mut wish = [0; 5];
+        stream.read_exact(&mut wish).unwrap();
+        stream.write_all(&[7; 1_000_000]).unwrap();
+        if &wish == b"reset" {
+            thread::sleep(std::time::Duration::from_millis(300));
+            reset_on_drop(&stream);
+        }
+    });
+    let _far = world.start(2, &["-serve", &format!("7={server}")]);
+    let mut near = world.start(1, &WAYS);
+    for (wish, end) in [(b"reset", RESET), (b"close", Ok(()))] {
+        for (way, mut stream) in (0..).zip(ways(&mut near)) {
+            stream.write_all(wish).unwrap();
+            assert_eq!(read_all(&mut stream), (1_000_000, end), "way {way}");
+        }
+    }
+}
+
+#[test]
+fn a_reset_of_the_client_is_one_for_the_server() {
+    static ENDS: std::sync::Mutex<Vec<(usize, Result<(), std::io::ErrorKind>)>> = std::sync::Mutex::new(Vec::new());
+    let world = World::new();
+    let server = serve_tcp(|mut stream| {
+        let end = read_all(&mut stream);
+        ENDS.lock().unwrap().push(end);
+    });
+    let _far = world.start(2, &["-serve", &format!("7={server}")]);
+    let mut near = world.start(1, &WAYS);
+    let mut expected = Vec::new();
+    for resets in [true, false] {
+        for mut stream in ways(&mut near) {
+            stream.write_all(&[7; 50_000]).unwrap();
+            // What was sent is on its way.
+            thread::sleep(std::time::Duration::from_millis(300));
+            if resets {
+                reset_on_drop(&stream);
+            }
+            drop(stream);
+            expected.push((50_000, if resets { RESET } else { Ok(()) }));
+            let until = std::time::Instant::now() + PATIENCE;
+            while ENDS.lock().unwrap().len() < expected.len() {
+                assert!(std::time::Instant::now() < until, "the server is not told");
+                thread::sleep(std::time::Duration::from_millis(10));
+            }
+        }
+    }
+    assert_eq!(*ENDS.lock().unwrap(), expected);
+}
+
+#[test]
+fn the_end_of_the_servers_half_leaves_the_clients_half_open() {
+    let (sender, received) = std::sync::mpsc::channel();
+    static SENDER: std::sync::OnceLock<std::sync::mpsc::Sender<usize>> = std::sync::OnceLock::new();
+    SENDER.set(sender).unwrap();
+    let world = World::new();
+    let server = serve_tcp(|mut stream| {
+        stream.write_all(b"that is all").unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let (count, end) = read_all(&mut stream);
+        assert_eq!(end, Ok(()));
+        SENDER.get().unwrap().send(count).unwrap();
+    });
+    let _far = world.start(2, &["-serve", &format!("7={server}")]);
+    let mut near = world.start(1, &WAYS);
+    for mut stream in ways(&mut near) {
+        let mut said = String::new();
+        stream.read_to_string(&mut said).unwrap();
+        assert_eq!(said, "that is all");
+        stream.write_all(&[7; 3_000_000]).unwrap();
+        drop(stream);
+        assert_eq!(received.recv_timeout(PATIENCE), Ok(3_000_000));
+    }
+}
+
+/// As HTTP servers do with a request that is too large.
+#[test]
+fn the_last_words_of_a_server_that_reads_no_more_arrive() {
+    let world = World::new();
+    let server = serve_tcp(|mut stream| {
+        stream.read_exact(&mut [0; 1000]).unwrap();
+        stream.write_all(b"too large").unwrap();
+        // Much is unread, so this is a reset.
+    });
+    let _far = world.start(2, &["-serve", &format!("7={server}")]);
+    let mut near = world.start(1, &WAYS);
+    for mut stream in ways(&mut near) {
+        let mut writer = stream.try_clone().unwrap();
+        let writing = thread::spawn(move || {
+            let sent = (0..1000).take_while(|_| writer.write_all(&[7; 20_000]).is_ok()).count();
+            sent * 20_000
+        });
+        let mut said = [0; 9];
+        stream.read_exact(&mut said).unwrap();
+        assert_eq!(&said, b"too large");
+        // Whoever of the two asks first is told of the reset.
+        let sent = writing.join().unwrap();
+        assert!(sent < 20_000_000 || read_all(&mut stream) == (0, RESET));
+    }
+}
+
+#[test]
+fn who_cannot_be_served_sees_a_reset_and_no_empty_stream() {
+    let world = World::new();
+    // Nobody listens at that port of the far host, and the far host is not there at all.
+    let nobody = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let mut far = world.start(2, &["-serve", &format!("7={nobody}")]);
+    let mut near = world.start(1, &["-forward", "0=10.42.0.2:7"]);
+    let mut stream = connect(near.address("forward"));
+    assert_eq!(read_all(&mut stream), (0, RESET));
+    // A program that ends resets what it carries.
+    let server = serve_tcp(|mut stream| {
+        stream.write_all(b"begin").unwrap();
+        let _ = read_all(&mut stream);
+    });
+    far.stop();
+    let _far = world.start(2, &["-serve", &format!("7={server}")]);
+    let mut stream = connect(near.address("forward"));
+    assert_eq!(exchange(&mut stream, b"", 5), b"begin");
+    near.stop();
+    assert_eq!(read_all(&mut stream), (0, RESET));
+}
+
 #[test]
 fn http_connect_is_a_stream_and_early_data_is_part_of_it() {
     let (_world, mut near, _far) = pair(&["-http", "0"]);
