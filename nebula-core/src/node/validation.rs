@@ -73,6 +73,16 @@ impl Validations {
         Challenge::new(&code)
     }
 
+    /// A number that nobody can predict, for the measurements of a tunnel that begin now.
+    pub(super) fn seed(&self, now: Instant, tunnel: LocalIndex) -> u64 {
+        let mut context = hmac::Context::with_key(&self.secret);
+        context.update(b"seed");
+        context.update(&now.saturating_duration_since(self.epoch).as_nanos().to_be_bytes());
+        context.update(&tunnel.0.to_be_bytes());
+        let code = context.sign();
+        code.as_ref().first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes))
+    }
+
     fn period(&self, now: Instant) -> u64 {
         now.saturating_duration_since(self.epoch).as_secs() / PERIOD.as_secs()
     }

@@ -13,10 +13,14 @@ mod verdict;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use rand_chacha::ChaCha20Rng;
+use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
+
 use self::budget::Budget;
 use self::measured::Measured;
 pub use self::status::PathStatus;
 pub use self::verdict::{PathReason, PathVerdict};
+use super::relay_choice::PROBE_MARK;
 use crate::index::Hop;
 use crate::wire::path_probe::{Answerer, PathProbe, PathReply};
 
@@ -55,7 +59,8 @@ pub(super) struct Choice {
     peer: Option<Answerer>,
     /// The peer measures the direct paths itself until then, at least.
     led_until: Instant,
-    next_number: u32,
+    /// Makes the numbers of probes: a peer that could guess them would answer before they arrive.
+    numbers: ChaCha20Rng,
     budget: Budget,
     /// Rounds in a row in which another way was better than the current one.
     beaten: u32,
@@ -101,15 +106,15 @@ pub(super) struct Round {
 }
 
 impl Choice {
-    /// For a new tunnel, or one that has more than one path for the first time.
-    pub(super) fn new(now: Instant, current: Way, carried: Carried) -> Self {
+    /// For a new tunnel, or one that has more than one path for the first time. `seed` is random.
+    pub(super) fn new(now: Instant, current: Way, carried: Carried, seed: u64) -> Self {
         Self {
             ways: Vec::new(),
             current,
             reason: PathReason::Peer,
             peer: None,
             led_until: now,
-            next_number: 0,
+            numbers: ChaCha20Rng::seed_from_u64(seed),
             budget: Budget::new(carried.both()),
             beaten: 0,
             outdrawn: 0,
@@ -336,8 +341,7 @@ impl Choice {
         let mut probes = Vec::with_capacity(chosen.len());
         for n in chosen {
             let Some(way) = self.ways.get_mut(n) else { continue };
-            let number = self.next_number;
-            self.next_number = number.wrapping_add(1);
+            let number = self.numbers.next_u32() & !PROBE_MARK;
             way.probed(now, number);
             probes.push((way.way(), PathProbe { number, in_use: leads && way.way() == current }));
         }

@@ -51,12 +51,14 @@ impl Paths<'_> {
         let Some(tunnel) = self.tunnels.get(index).map(|live| Arc::clone(&live.tunnel)) else { return };
         let Some(current) = way_of(&tunnel).filter(|_| self.measures(&tunnel)) else { return };
         let candidates = self.candidates(&tunnel, current);
+        let seed = self.validations.seed(self.now, index);
         let Some(live) = self.tunnels.get_mut(index) else { return };
         if candidates.len() < 2 {
             live.choice = None;
             return self.timer.cancel(Due::PathChoice(index));
         }
-        let choice = live.choice.get_or_insert_with(|| Box::new(Choice::new(self.now, current, carried(&tunnel))));
+        let choice =
+            live.choice.get_or_insert_with(|| Box::new(Choice::new(self.now, current, carried(&tunnel), seed)));
         choice.set_candidates(&candidates);
         if choice.begins(self.now, current) {
             self.timer.set(Due::PathChoice(index), self.now);

@@ -16,6 +16,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use rand_chacha::ChaCha20Rng;
+use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
+
 pub(super) use self::offers::{Offers, lot};
 use self::relay::{Relay, Stage};
 pub use self::status::{OfferedRelay, RelayReason, RelayTrouble};
@@ -37,7 +40,8 @@ pub(super) struct RelayChoice {
     is_lossy: bool,
     /// Number of the present pass over all relays.
     pass: u32,
-    next_number: u32,
+    /// Makes the numbers of probes: who could guess them would answer before they arrive.
+    numbers: ChaCha20Rng,
     /// State of the random numbers for jitter.
     random: u64,
 }
@@ -78,7 +82,7 @@ impl RelayChoice {
             survey_pause: SURVEY_EVERY,
             is_lossy: false,
             pass: 1,
-            next_number: 0,
+            numbers: ChaCha20Rng::seed_from_u64(seed),
             random: seed,
         };
         new.fill_at = now + new.jitter(SOON);
@@ -259,8 +263,7 @@ impl RelayChoice {
             round.request.push(address);
         }
         if relay.gauge.is_due(now) {
-            let number = self.next_number;
-            self.next_number = number.wrapping_add(1) & !PROBE_MARK;
+            let number = self.numbers.next_u32() & !PROBE_MARK;
             relay.gauge.probed(now, number);
             round.probe.push((address, number));
         }
@@ -462,7 +465,7 @@ const CHOSEN: usize = 2;
 pub(super) const MAX_OFFERS: usize = crate::wire::messages::MAX_RELAYS;
 const MAX_KNOWN: usize = 32;
 /// Tells the numbers of these probes on the wire from those of path choice.
-const PROBE_MARK: u32 = 1 << 31;
+pub(super) const PROBE_MARK: u32 = 1 << 31;
 /// A relay that no lighthouse offers any more is left after this time: an offer may be missing for a while.
 const FORGET_AFTER: Duration = Duration::from_secs(300);
 /// How long the handshake with a relay may take.

@@ -24,6 +24,8 @@ struct World {
     members: BTreeSet<IpAddr>,
     calls: Vec<IpAddr>,
     changes: usize,
+    /// Numbers of the probes.
+    numbers: Vec<u32>,
 }
 
 impl World {
@@ -40,6 +42,7 @@ impl World {
             members: all.into_iter().collect(),
             calls: Vec::new(),
             changes: 0,
+            numbers: Vec::new(),
         }
     }
 
@@ -65,6 +68,7 @@ impl World {
                 }
             }
             for (relay, number) in round.probe {
+                self.numbers.push(number);
                 if let Some(Some(milliseconds)) = self.answers.get(&relay) {
                     delayed.push((relay, number, Duration::from_millis(*milliseconds)));
                 }
@@ -89,6 +93,18 @@ impl World {
         self.answers.insert(relay, None);
         self.tunnels.remove(&relay);
     }
+}
+
+#[test]
+fn a_relay_cannot_tell_the_number_of_the_next_probe_from_those_before() {
+    let mut world = World::new(&[(1, 20), (2, 20), (3, 20), (4, 20)]);
+    world.run(600 * SECOND);
+    let distances: BTreeSet<_> = world.numbers.windows(2).map(|two| two[1].wrapping_sub(two[0])).collect();
+    assert!(world.numbers.len() > 40 && distances.len() == world.numbers.len() - 1, "{:?}", world.numbers);
+    assert!(
+        world.numbers.iter().all(|number| number & PROBE_MARK == 0),
+        "the mark tells them from those of path choice"
+    );
 }
 
 #[test]
