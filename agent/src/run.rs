@@ -220,8 +220,7 @@ async fn test_then_publish(
                     }
                     Ok(Err(error)) => {
                         failed_at = Some(Instant::now());
-                        let advice = "pods would fail in the same way; see docs/agent.md, \"Self-test\"";
-                        readiness.set(Part::SelfTest, Standing::bad(error.to_string()).advice(advice));
+                        readiness.set(Part::SelfTest, Standing::bad(error.to_string()).advice(error.advice()));
                     }
                     Err(_) => return,
                 }

@@ -6,10 +6,11 @@
 //! UDP port and a user id are free, that the tunnel's configuration is accepted, and that everything is removed again. No
 //! pod, no CA and no other node takes part; that the CA answers is a condition of its own. What differs from a pod: the
 //! instance runs under the plugin itself instead of systemd, and `isolate`, `capture` and `renumber`, which need a pod's
-//! link, are left out.
+//! link, are left out. Of `capture` it is checked that its ranges cover what the primary network gives to the node's pods.
 
 use std::fs;
 use std::io;
+use std::net::IpAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -17,10 +18,14 @@ use std::time::Duration;
 
 use nebula_cni_plugin::attachment::released;
 use nebula_cni_plugin::netns::{Namespaces, SystemNamespaces};
+use nebula_cni_plugin::request::{self, Env, Request};
+use nebula_cni_plugin::settings::Settings;
+use nebula_cni_plugin::settings::capturing::COVER_HELP;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use serde_json::{Map, Value, json};
 
+use crate::cni_cache;
 use crate::config::{AGENT_DIR, PLUGIN};
 use crate::host_root::HostRoot;
 use crate::process::{self, Ended};
@@ -48,9 +53,29 @@ pub enum SelfTestError {
         /// What the plugin said.
         said: String,
     },
+    /// Pods of the node have addresses that the key `capture` does not cover.
+    #[error(
+        "pods of this node have addresses such as {address}, and none of that family is in \"capture.ranges\": ADD would fail \
+         for them"
+    )]
+    Uncovered {
+        /// One of them.
+        address: IpAddr,
+    },
     /// A verb did not do what it should.
     #[error("{0}")]
     Wrong(String),
+}
+
+impl SelfTestError {
+    /// What the operator can do about it.
+    #[must_use]
+    pub fn advice(&self) -> &'static str {
+        match self {
+            Self::Uncovered { .. } => COVER_HELP,
+            _ => "pods would fail in the same way; see docs/agent.md, \"Self-test\"",
+        }
+    }
 }
 
 /// Runs the plugin in `bin_dir` (a path of the node) with our chain entry. Blocks for at most about a minute.
@@ -58,6 +83,9 @@ pub enum SelfTestError {
 /// # Errors
 /// Returns what failed. In any case, all traces are removed.
 pub fn run(bin_dir: &Path, entry: &Map<String, Value>, host: &HostRoot) -> Result<(), SelfTestError> {
+    if let Some(address) = uncovered(entry, &cni_cache::pod_addresses(host)) {
+        return Err(SelfTestError::Uncovered { address });
+    }
     let scratch = Scratch::make(host).map_err(SelfTestError::Namespace)?;
     let test = Test { bin_dir, host, config: configuration(entry), device: device(entry), scratch: &scratch };
     let attached = test.attach();
@@ -136,6 +164,30 @@ impl Test<'_> {
     fn has_device(&self) -> io::Result<bool> {
         let netns = SystemNamespaces.open(&self.scratch.dir.join("netns"))?;
         Ok(SystemNamespaces.link(&netns, &self.device)?.is_some())
+    }
+}
+
+/// An address of pods whose family the key `capture` forgets: of a family of which it covers some, others may belong to pods
+/// that are not enrolled.
+fn uncovered(entry: &Map<String, Value>, pods: &[IpAddr]) -> Option<IpAddr> {
+    let capturing = settings(entry)?.capture?;
+    [true, false].into_iter().find_map(|is_v4| {
+        let of_family = || pods.iter().filter(|address| address.is_ipv4() == is_v4);
+        let is_forgotten = !of_family().any(|address| capturing.covers(address));
+        of_family().next().copied().filter(|_| is_forgotten)
+    })
+}
+
+/// What the plugin reads in an entry; `None` for one that it refuses, about which ADD says more.
+fn settings(entry: &Map<String, Value>) -> Option<Settings> {
+    let mut config = entry.clone();
+    config.insert("name".to_owned(), NETWORK.into());
+    // Older versions have no STATUS.
+    config.insert("cniVersion".to_owned(), "1.1.0".into());
+    let env: Env = [("CNI_COMMAND".into(), "STATUS".into())].into();
+    match request::read(&env, serde_json::to_vec(&config).ok()?.as_slice()).1 {
+        Ok(Some(Request::Status(config))) => Settings::read(&config).ok(),
+        _ => None,
     }
 }
 
@@ -225,9 +277,6 @@ const VERB_TIMEOUT: Duration = Duration::from_secs(20);
 
 #[cfg(test)]
 mod tests {
-    use nebula_cni_plugin::request::{self, Env, Request};
-    use nebula_cni_plugin::settings::Settings;
-
     use super::*;
     use crate::config::Config;
 
@@ -242,15 +291,31 @@ mod tests {
         ] {
             let config = json!({"ca": {"url": "https://ca"}, "entry": entry});
             let config = Config::parse(&config.to_string()).unwrap();
-            let mut test = configuration(&config.chain_entry("https://ca", None));
-            // Older versions have no STATUS.
-            test.insert("cniVersion".to_owned(), json!("1.1.0"));
-            let env: Env = [("CNI_COMMAND".into(), "STATUS".into())].into();
-            let stdin = serde_json::to_vec(&test).unwrap();
-            let Ok(Some(Request::Status(config))) = request::read(&env, stdin.as_slice()).1 else { panic!("{test:?}") };
-            let settings = Settings::read(&config).unwrap();
+            let test = configuration(&config.chain_entry("https://ca", None));
+            let settings = settings(&test).unwrap();
             assert_eq!(settings.ca.url, "https://127.0.0.1:9", "the CA takes no part");
             assert_eq!(settings.state_dir, Path::new(STATE));
         }
+    }
+
+    #[test]
+    fn capture_must_cover_each_family_that_pods_of_the_node_have() {
+        let with = |capture: Value| {
+            let config =
+                json!({"ca": {"url": "https://ca"}, "entry": {"capture": capture, "overlay": ["10.244.0.0/16"]}});
+            let config = Config::parse(&config.to_string()).unwrap();
+            move |pods: &[&str]| {
+                let pods: Vec<IpAddr> = pods.iter().map(|text| text.parse().unwrap()).collect();
+                uncovered(&config.chain_entry("https://ca", None), &pods).map(|address| address.to_string())
+            }
+        };
+        let plain = with(json!(true));
+        assert_eq!(plain(&[]), None, "nothing is known yet");
+        assert_eq!(plain(&["10.244.1.2", "192.168.0.9"]), None, "others may have another pool");
+        assert_eq!(plain(&["10.244.1.2", "fd00::2"]).as_deref(), Some("fd00::2"));
+        assert_eq!(plain(&["10.42.0.2"]).as_deref(), Some("10.42.0.2"));
+        assert_eq!(with(json!({"exclude": ["fd00::/8"]}))(&["10.244.1.2", "fd00::2"]), None, "the operator named it");
+        assert_eq!(with(json!({"ranges": ["10.244.0.0/16", "fd00::/16"]}))(&["10.244.1.2", "fd00::2"]), None);
+        assert_eq!(with(json!(false))(&["10.42.0.2"]), None);
     }
 }

@@ -169,6 +169,10 @@ pub struct Capture {
     /// Flows to what is known not to be enrolled.
     #[serde(default, skip_serializing_if = "is_default")]
     pub clear: Clear,
+    /// Protocols in which the pod may have to answer clients that are known not to be enrolled, although it may open no flow to
+    /// them: what it sends to them is passed through, and the rules on the node refuse what is no answer.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub answers: Vec<u8>,
     /// The cluster table, which the node agent writes and replaces by rename.
     pub table: PathBuf,
 }

@@ -1,7 +1,8 @@
 #!/usr/bin/python3
 """Frames as a program with CAP_NET_RAW makes them, each with its name in it, and a listener that says which names arrived.
 
-frames.py send INTERFACE FRAMES PARAMETERS    FRAMES: out or in (of an isolated pod), captured; PARAMETERS: JSON. Prints the names
+frames.py send INTERFACE FRAMES PARAMETERS    FRAMES: out or in (of an isolated pod), captured or clear (from or to a captured pod);
+                                              PARAMETERS: JSON. Prints the names
 frames.py listen [EXCLUDED INTERFACE]...      prints "ready" and, once its input ends, pairs of names and interfaces
 """
 import ipaddress
@@ -239,7 +240,45 @@ def captured(p):
     yield "arp", ether(BROADCAST, p["mac"], 0x806, arp + mark("arp"))
 
 
-SETS = {"out": outgoing, "in": incoming, "captured": captured}
+def clear(p):
+    """To a captured pod, from a pod on its link that has no certificate, with its own source and forged ones."""
+    pod4, pod6 = p["pod4"], p["pod6"]
+    v4 = lambda name, protocol, payload, source, to=pod4, at=p["pod_mac"], **more: (
+        name, ether(at, p["mac"], 0x800, ip4(source, to, protocol, payload, **more)))
+    for by in ["plain", "node", "service", "outside", "other_node"]:
+        source = p[by + "4"]
+        named = lambda what: mark(f"{what}@{by}")
+        yield v4(f"udp@{by}", 17, udp(53, 9999, named("udp")), source)
+        yield v4(f"syn@{by}", 6, tcp(53, 9999, SYN, named("syn")), source)
+        yield v4(f"syn-ece@{by}", 6, tcp(53, 9999, 0xC2, named("syn-ece")), source)
+        yield v4(f"ack@{by}", 6, tcp(53, 9999, ACK, named("ack")), source)
+        yield v4(f"echo@{by}", 1, echo(8, named("echo")), source)
+        yield v4(f"echo-reply@{by}", 1, echo(0, named("echo-reply")), source)
+        yield v4(f"sctp@{by}", 132, bytes(12) + named("sctp"), source)
+        yield v4(f"esp@{by}", 50, bytes(8) + named("esp"), source)
+        yield v4(f"in-ip@{by}", 4, ip4(source, pod4, 17, udp(53, 9999, named("in-ip"))), source)
+        yield v4(f"first-fragment@{by}", 17, udp(53, 9999, named("first-fragment")), source, fragment=0x2000)
+        yield v4(f"last-fragment@{by}", 17, named("last-fragment"), source, fragment=0x0003)
+        # The flags are in the second fragment. There is no room for a name.
+        yield v4(f"syn-in-fragments@{by}", 6, MARK + bytes(2), source, fragment=0x2000)
+        yield v4(f"unreachable@{by}", 1, struct.pack("!BBHI", 3, 4, 0, 0) + ip4("10.244.9.9", pod4, 17, udp(1, 2, named("unreachable"))), source)
+        yield v4(f"broadcast@{by}", 17, udp(53, 9999, named("broadcast")), source, to="255.255.255.255", at=BROADCAST)
+        yield v4(f"multicast@{by}", 17, udp(53, 9999, named("multicast")), source, to="224.0.0.251", at="01:00:5e:00:00:fb")
+    yield v4("uncovered", 17, udp(53, 9999, mark("uncovered")), p["plain4"], to="172.16.0.7")
+    yield v4("uncovered-broadcast", 17, udp(53, 9999, mark("uncovered-broadcast")), p["plain4"], to="172.16.0.7", at=BROADCAST)
+    v6 = lambda name, following, payload, source: (name, ether(p["pod_mac"], p["mac"], 0x86DD, ip6(source, pod6, following, payload)))
+    for by in ["plain", "node"]:
+        source = p[by + "6"]
+        named = lambda what: mark(f"{what}@{by}")
+        yield v6(f"udp6@{by}", 17, udp(53, 9999, named("udp6")), source)
+        yield v6(f"syn6@{by}", 6, tcp(53, 9999, SYN, named("syn6")), source)
+        yield v6(f"echo6@{by}", 58, echo(128, named("echo6")), source)
+        yield v6(f"hop-by-hop6@{by}", 0, b"\x11\0\1\4\0\0\0\0" + udp(53, 9999, named("hop-by-hop6")), source)
+        yield v6(f"first-fragment6@{by}", 44, b"\x11\0\0\x01\0\0\0\7" + udp(53, 9999, named("first-fragment6")), source)
+        yield v6(f"no-next-header6@{by}", 59, named("no-next-header6"), source)
+
+
+SETS = {"out": outgoing, "in": incoming, "captured": captured, "clear": clear}
 
 
 def send(interface, which, p):

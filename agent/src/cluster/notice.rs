@@ -1,5 +1,6 @@
 //! What people are told, as an Event on the pod or the node it concerns: what is wrong, and what to do about it.
 
+use nebula_cni_plugin::enrolment::ANNOTATION;
 use nebula_cni_plugin::instance_status::Status;
 use nebula_cni_plugin::launch::Pod;
 
@@ -71,6 +72,16 @@ impl Notice {
             "Reconcile",
             format!("It is not known whether the pod must have a tunnel: {why}"),
         )
+    }
+
+    /// A pod has no tunnel because of its annotation.
+    #[must_use]
+    pub fn opted_out(pod: &Pod) -> Self {
+        let note = format!(
+            "The pod has no tunnel, because its annotation {ANNOTATION} says so: what it sends is in clear, and pods with a \
+             tunnel may refuse it."
+        );
+        Self { pod: Some(pod.clone()), is_warning: false, reason: "NebulaOptedOut", action: "Enrol", note }
     }
 
     /// A pod waits for its certificate.

@@ -142,7 +142,7 @@ fn of_pods(out: &mut String, pods: &[(Stand, Option<Arc<Status>>)]) {
     let labels =
         |stand: &Stand| format!("namespace=\"{}\",pod=\"{}\"", escaped(&stand.pod.namespace), escaped(&stand.pod.name));
     head(out, "nebula_cni_pod_unprotected", "gauge", "Whether an enrolled pod runs without a tunnel.");
-    for (stand, _) in pods.iter().filter(|(stand, _)| stand.protection != Protection::NotEnrolled) {
+    for (stand, _) in pods.iter().filter(|(stand, _)| !stand.protection.is_outside()) {
         let value = u8::from(stand.protection.is_unprotected());
         let _ = writeln!(out, "nebula_cni_pod_unprotected{{{}}} {value}", labels(stand));
     }

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use ipnet::IpNet;
 use nebula_cni_plugin::clock::{Deadline, SystemClock};
-use nebula_cni_plugin::enrolment::Knowledge;
 use nebula_cni_plugin::enrolment::labels::LabelSource;
+use nebula_cni_plugin::enrolment::{Decision, Knowledge};
 use nebula_cni_plugin::launch::CaAccess;
 use nebula_cni_plugin::reply::{Error, code};
 use nebula_cni_plugin::request::{self, Attach, Env, Key, Request};
@@ -87,7 +87,7 @@ impl Entry {
         let request = request(&stdin, &any)?;
         let settings = Settings::read(&request.config)?;
         let (pod_ranges, exclude) =
-            settings.capture.map(|capture| (capture.ranges, capture.exclude)).unwrap_or_default();
+            settings.capture.map(|capture| (capture.terms.ranges, capture.terms.exclude)).unwrap_or_default();
         Ok(Self {
             network: request.config.name,
             state_dir: settings.state_dir,
@@ -114,8 +114,9 @@ impl Entry {
             settings.enrolment.decide(&request.args, &request.config, knowledge)
         });
         match decided {
-            Ok(Some(_)) => Enrolment::Enrolled,
-            Ok(None) => Enrolment::NotEnrolled,
+            Ok(Decision::Enrolled(_)) => Enrolment::Enrolled,
+            Ok(Decision::LeftOut) => Enrolment::NotEnrolled,
+            Ok(Decision::OptedOut) => Enrolment::OptedOut,
             Err(error) => Enrolment::Undecided(error.to_string()),
         }
     }
@@ -214,8 +215,11 @@ mod tests {
     fn the_plugins_own_rules_decide() {
         assert_eq!(enrolment(json!({}), &[]), Enrolment::Enrolled);
         assert_eq!(enrolment(json!({"enrol": {"namespaces": ["pay"]}}), &[]), Enrolment::NotEnrolled);
-        assert_eq!(enrolment(json!({}), &[("nebula-cni/enrol", "false")]), Enrolment::NotEnrolled);
-        let undecided = enrolment(json!({}), &[("nebula-cni/enrol", "perhaps")]);
+        let out = [("nebula-cni/enrol", "false")];
+        assert_eq!(enrolment(json!({}), &out), Enrolment::Enrolled, "the operator does not allow it");
+        let allowed = || json!({"enrol": {"optOut": true}});
+        assert_eq!(enrolment(allowed(), &out), Enrolment::OptedOut);
+        let undecided = enrolment(allowed(), &[("nebula-cni/enrol", "perhaps")]);
         assert!(matches!(undecided, Enrolment::Undecided(why) if why.contains("perhaps")));
         let selector = json!({"enrol": {"podSelector": {"matchLabels": {"a": "b"}}}, "kubeconfig": "/k"});
         assert!(matches!(enrolment(selector, &[]), Enrolment::Undecided(why) if why.contains("no API server")));

@@ -276,6 +276,7 @@ impl Keeper {
         for Stand { sandbox, pod, protection } in &plan.pods {
             let notice = match protection {
                 Protection::NotEnrolled => None,
+                Protection::OptedOut => Some(Notice::opted_out(pod)),
                 Protection::Undecided(why) => Some(Notice::undecided(pod, why)),
                 Protection::Protected => memory
                     .observer
@@ -301,20 +302,28 @@ impl Keeper {
 
 /// The node is ready all the same: these pods do no harm, and others are not like them.
 fn standing(plan: &Plan) -> Standing {
-    let text = "sandboxes and records are compared";
+    let mut text = "sandboxes and records are compared".to_owned();
+    let opted_out = |stand: &Stand| (stand.protection == Protection::OptedOut).then(|| name(&stand.pod));
+    if let Some(pods) = named(plan.pods.iter().filter_map(opted_out).collect()) {
+        text += &format!("; {pods} opted out by annotation");
+    }
     let stranded = |stand: &Stand| match stand.protection {
         Protection::Stranded(why) => Some(format!("{} ({why})", name(&stand.pod))),
         _ => None,
     };
-    let mut pods: Vec<String> = plan.pods.iter().filter_map(stranded).collect();
-    if pods.is_empty() {
-        return Standing::good(text);
+    match named(plan.pods.iter().filter_map(stranded).collect()) {
+        None => Standing::good(text),
+        Some(pods) => Standing::good(format!("{text}; {pods} waiting for a token"))
+            .advice("delete the pods that stay so: no init container will show their tokens again"),
     }
+}
+
+/// How many pods there are, and the first of them; `None` if there are none.
+fn named(mut pods: Vec<String>) -> Option<String> {
     let count = pods.len();
     pods.truncate(SHOWN);
     let more = if count > SHOWN { ", and others" } else { "" };
-    Standing::good(format!("{text}; {count} pod(s) wait for a token: {}{more}", pods.join(", ")))
-        .advice("delete the pods that stay so: no init container will show their tokens again")
+    (count > 0).then(|| format!("{count} pod(s) ({}{more})", pods.join(", ")))
 }
 
 fn name(pod: &Pod) -> String {
@@ -350,6 +359,9 @@ mod tests {
         let well = Plan { pods: vec![stand("web", Protection::Protected)], repairs: Vec::new() };
         assert_eq!(standing(&well), Standing::good("sandboxes and records are compared"));
         let mut plan = well;
+        plan.pods.push(stand("old", Protection::OptedOut));
+        let told = standing(&plan);
+        assert!(told.ok && told.reason.ends_with("1 pod(s) (shop/old) opted out by annotation"), "{told:?}");
         plan.pods.extend((0..12).map(|n| stand(&format!("db-{n}"), Protection::Stranded(Stranded::CertificateLost))));
         let told = standing(&plan);
         assert!(

@@ -35,6 +35,8 @@ pub struct Stand {
 pub enum Protection {
     /// It is not enrolled.
     NotEnrolled,
+    /// It is not enrolled because of its annotation.
+    OptedOut,
     /// Nobody can tell whether it is enrolled.
     Undecided(String),
     /// It has a tunnel.
@@ -84,8 +86,17 @@ impl fmt::Display for Stranded {
 
 impl Protection {
     /// All names of states, for metrics.
-    pub const NAMES: [&str; 8] =
-        ["not_enrolled", "undecided", "protected", "waiting", "closed", "unprotected", "crash_looping", "stranded"];
+    pub const NAMES: [&str; 9] = [
+        "not_enrolled",
+        "undecided",
+        "protected",
+        "waiting",
+        "closed",
+        "unprotected",
+        "crash_looping",
+        "stranded",
+        "opted_out",
+    ];
 
     /// The state's name in metrics.
     #[must_use]
@@ -99,7 +110,14 @@ impl Protection {
             Self::Unprotected(_) => 5,
             Self::CrashLooping { .. } => 6,
             Self::Stranded(_) => 7,
+            Self::OptedOut => 8,
         }]
+    }
+
+    /// Whether the pod must have no tunnel.
+    #[must_use]
+    pub fn is_outside(&self) -> bool {
+        matches!(self, Self::NotEnrolled | Self::OptedOut)
     }
 
     /// Whether the pod should have a tunnel and has none.
@@ -265,6 +283,7 @@ fn judge(sandbox: &Sandbox, record: Option<&Attachment>) -> (Protection, Option<
     let Some(record) = record else {
         return match &sandbox.enrolment {
             Enrolment::NotEnrolled => (Protection::NotEnrolled, None),
+            Enrolment::OptedOut => (Protection::OptedOut, None),
             Enrolment::Undecided(why) => (Protection::Undecided(why.clone()), None),
             // Without a namespace it is just being stopped.
             Enrolment::Enrolled if sandbox.netns_id.is_none() => (Protection::Unprotected(Reason::NoRecord), None),
@@ -381,6 +400,7 @@ mod tests {
         let looping = Some(CrashLoop { restarts: 7, delay: 16 });
         let enrolment = |enrolment| Sandbox { enrolment, ..sandbox("a") };
         assert_eq!(judged(enrolment(Enrolment::NotEnrolled), None), ("not_enrolled", None));
+        assert_eq!(judged(enrolment(Enrolment::OptedOut), None), ("opted_out", None));
         assert_eq!(judged(enrolment(Enrolment::Undecided("no API".into())), None), ("undecided", None));
         assert_eq!(judged(sandbox("a"), None), ("unprotected", Some(("attach", Reason::NoRecord))));
         assert_eq!(judged(Sandbox { netns_id: None, ..sandbox("a") }, None), ("unprotected", None));

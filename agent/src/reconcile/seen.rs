@@ -47,6 +47,8 @@ pub enum Enrolment {
     Enrolled,
     /// It must not.
     NotEnrolled,
+    /// The same, because its annotation says so.
+    OptedOut,
     /// Nobody can tell now, for this reason.
     Undecided(String),
 }

@@ -151,7 +151,8 @@ impl Rules {
         };
         let labels = Known { pod: pod.metadata.labels.as_ref(), namespace: namespaces.get(namespace) };
         // What cannot be decided may be enrolled.
-        let is_left_out = self.entry.enrolment(&facts, &labels) == Enrolment::NotEnrolled;
+        let enrolment = self.entry.enrolment(&facts, &labels);
+        let is_left_out = matches!(enrolment, Enrolment::NotEnrolled | Enrolment::OptedOut);
         if let Some(key) = key.filter(|_| self.decided.len() < MAX_DECIDED) {
             self.decided.insert(key, is_left_out);
         }
@@ -274,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_pod_that_opted_out_is_left_out_and_one_that_cannot_be_decided_is_not() {
-        let mut all = rules(json!({}));
+        let mut all = rules(json!({"optOut": true}));
         let annotated = |value: &str| pod("shop", |pod| pod["metadata"]["annotations"] = json!({ANNOTATION: value}));
         assert!(is_left_out(&mut all, &annotated("false")));
         assert!(shown(&mut all, &annotated("false")).unwrap().counts, "it may have a tunnel from before");

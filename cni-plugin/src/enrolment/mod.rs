@@ -21,8 +21,32 @@ use crate::request::{Args, NetworkConfig};
 pub struct Enrolment {
     namespaces: Namespaces,
     selectors: Option<Selectors>,
+    /// Whether a pod may stay out by its annotation.
+    allows_opt_out: bool,
     // Namespace of containers whose runtime passes none: `ctr` and podman do not know Kubernetes.
     default_namespace: Option<String>,
+}
+
+/// Whether a pod is enrolled.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Decision {
+    /// It is.
+    Enrolled(Pod),
+    /// The operator leaves it out.
+    LeftOut,
+    /// Its annotation leaves it out, which the operator allows.
+    OptedOut,
+}
+
+impl Decision {
+    /// The pod, if it is enrolled.
+    #[must_use]
+    pub fn pod(self) -> Option<Pod> {
+        match self {
+            Self::Enrolled(pod) => Some(pod),
+            Self::LeftOut | Self::OptedOut => None,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -63,11 +87,11 @@ impl Enrolment {
     /// Code 7, naming key and value.
     pub fn read(config: &NetworkConfig) -> Result<Self, Error> {
         const EXPECTED: &str =
-            "an object with \"namespaces\" or \"exceptNamespaces\", \"podSelector\", \"namespaceSelector\"";
+            "an object with \"namespaces\" or \"exceptNamespaces\", \"podSelector\", \"namespaceSelector\", \"optOut\"";
         let Some(value) = config.value("enrol")? else { return Ok(Self::default()) };
         let object = value.as_object().ok_or_else(|| refused("enrol", &value, EXPECTED))?;
-        const KEYS: [&str; 5] =
-            ["namespaces", "exceptNamespaces", "podSelector", "namespaceSelector", "defaultNamespace"];
+        const KEYS: [&str; 6] =
+            ["namespaces", "exceptNamespaces", "podSelector", "namespaceSelector", "optOut", "defaultNamespace"];
         refuse_other_keys("enrol", object, &KEYS)?;
         let list = |key: &str| {
             let name = format!("enrol.{key}");
@@ -91,19 +115,21 @@ impl Enrolment {
             let name = value.as_str().filter(|name| is_label(name)).map(str::to_owned);
             name.ok_or_else(|| refused("enrol.defaultNamespace", value, "the name of a namespace"))
         });
-        Ok(Self { namespaces, selectors, default_namespace: default_namespace.transpose()? })
+        let opt_out = |value: &Value| value.as_bool().ok_or_else(|| refused("enrol.optOut", value, "true or false"));
+        let allows_opt_out = object.get("optOut").map_or(Ok(false), opt_out)?;
+        Ok(Self { namespaces, selectors, allows_opt_out, default_namespace: default_namespace.transpose()? })
     }
 
-    /// Returns the pod of this request if it is enrolled, `None` if it is not.
+    /// Decides about the pod of this request.
     ///
-    /// The pod's owner writes the annotation, so it may opt a pod out, but never in if the operator left it out. The
-    /// runtime passes it only if the configuration declares the capability for annotations. Pod labels are set by the
-    /// owner as well, but API servers can restrict who sets them.
+    /// The pod's owner writes the annotation, so it may opt a pod out where the operator allows that, but never in if the
+    /// operator left it out. The runtime passes it only if the configuration declares the capability for annotations. Pod
+    /// labels are set by the owner as well, but API servers can restrict who sets them.
     ///
     /// # Errors
     /// Code 4 if CNI_ARGS does not identify the pod; code 7 for an annotation that is neither "true" nor "false"; codes
     /// 108, 109 and 114 if a selector is configured and the labels cannot be obtained.
-    pub fn decide(&self, args: &Args, config: &NetworkConfig, knowledge: Knowledge<'_>) -> Result<Option<Pod>, Error> {
+    pub fn decide(&self, args: &Args, config: &NetworkConfig, knowledge: Knowledge<'_>) -> Result<Decision, Error> {
         let given = argument(args, "K8S_POD_NAMESPACE", is_label)?;
         let namespace = given
             .or(self.default_namespace.as_deref())
@@ -115,7 +141,7 @@ impl Enrolment {
             Namespaces::Except(list) => !listed(list),
         };
         if !ours {
-            return Ok(None);
+            return Ok(Decision::LeftOut);
         }
         let pod = match given {
             Some(_) => {
@@ -130,12 +156,12 @@ impl Enrolment {
             }
             None => container(namespace, args, knowledge.container_id)?,
         };
-        if opted_out(config, &pod.namespace, &pod.name)? {
-            return Ok(None);
+        if self.allows_opt_out && opted_out(config, &pod.namespace, &pod.name)? {
+            return Ok(Decision::OptedOut);
         }
         match &self.selectors {
-            Some(selectors) => Ok(selectors.select(&pod, knowledge)?.then_some(pod)),
-            None => Ok(Some(pod)),
+            Some(selectors) if !selectors.select(&pod, knowledge)? => Ok(Decision::LeftOut),
+            _ => Ok(Decision::Enrolled(pod)),
         }
     }
 }
@@ -283,6 +309,10 @@ mod tests {
     }
 
     fn decide_with(entry: Value, args: &str, answer: Answer) -> Result<Option<Pod>, Error> {
+        decision(entry, args, answer).map(Decision::pod)
+    }
+
+    fn decision(entry: Value, args: &str, answer: Answer) -> Result<Decision, Error> {
         let mut all = json!({"cniVersion": "1.1.0", "name": "n"});
         all.as_object_mut().unwrap().extend(entry.as_object().unwrap().clone());
         let env: Env = [
@@ -323,16 +353,27 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_may_stay_out_but_not_come_in() {
+    fn a_pod_may_stay_out_where_the_operator_allows_it_and_never_come_in() {
         let with = |enrol: Value, annotation: Value| {
             let annotations = json!({"io.kubernetes.cri.pod-annotations": {"nebula-cni/enrol": annotation}});
-            decide(json!({"enrol": enrol, "runtimeConfig": annotations}), WEB)
+            let nobody = Answer::Undecided("nobody was to be asked".to_owned());
+            decision(json!({"enrol": enrol, "runtimeConfig": annotations}), WEB, nobody)
         };
-        assert!(with(json!({}), json!("false")).unwrap().is_none());
-        assert!(with(json!({}), json!("true")).unwrap().is_some());
-        assert!(with(json!({"exceptNamespaces": ["shop"]}), json!("true")).unwrap().is_none());
-        assert_eq!(with(json!({}), json!("maybe")).unwrap_err().code, 7);
-        assert_eq!(with(json!({}), json!(7)).unwrap_err().code, 7);
+        let allowed = || json!({"optOut": true});
+        assert_eq!(with(allowed(), json!("false")).unwrap(), Decision::OptedOut);
+        assert!(matches!(with(allowed(), json!("true")).unwrap(), Decision::Enrolled(_)));
+        assert_eq!(with(allowed(), json!("maybe")).unwrap_err().code, 7);
+        assert_eq!(with(allowed(), json!(7)).unwrap_err().code, 7);
+        for enrol in [json!({}), json!({"optOut": false}), json!({"namespaces": ["shop"]})] {
+            for annotation in [json!("false"), json!("true"), json!("maybe"), json!(7)] {
+                let decided = with(enrol.clone(), annotation.clone()).unwrap();
+                assert!(matches!(decided, Decision::Enrolled(_)), "{enrol} {annotation}");
+            }
+        }
+        for enrol in [json!({"exceptNamespaces": ["shop"]}), json!({"exceptNamespaces": ["shop"], "optOut": true})] {
+            assert_eq!(with(enrol, json!("true")).unwrap(), Decision::LeftOut);
+        }
+        assert_eq!(with(json!({"optOut": "yes"}), json!("false")).unwrap_err().code, 7);
     }
 
     #[test]

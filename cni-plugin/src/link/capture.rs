@@ -254,6 +254,7 @@ const EXCEPTION_METRIC: u32 = 1;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::link::capture_guard::Terms;
     use crate::link::pod_link::PodLink;
 
     fn capture(captured: &[&str], exclude: &[&str]) -> PodCapture {
@@ -268,7 +269,8 @@ mod tests {
             node_addresses: vec![],
         };
         let node: Vec<IpAddr> = ["10.244.1.1", "192.0.2.1"].map(|text| text.parse().unwrap()).to_vec();
-        let guard = CaptureGuard::new("7".into(), link, nets(captured), node.clone(), nets(exclude));
+        let terms = Terms { ranges: nets(captured), exclude: nets(exclude), ..Terms::default() };
+        let guard = CaptureGuard::new("7".into(), link, terms, node.clone());
         PodCapture::new("eth0".into(), nets(captured), &nets(exclude), &node, guard)
     }
 

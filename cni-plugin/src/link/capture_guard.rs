@@ -3,20 +3,21 @@
 //!
 //! From and to a captured pod nothing passes whose other end is an address of a pod, except addresses that are known not
 //! to be enrolled (the sets `clear4` and `clear6`, which the node agent keeps), the node's own, and the operator's
-//! exceptions. Without an agent nothing is added to these sets, so the guard fails closed. A captured pod sends from its
-//! own addresses only: anything else could be translated into an address of a pod under a name that the rules do not
-//! know. Other protocols than IP and ARP (VLAN tags too) do not pass at all, because they can hide addresses.
+//! exceptions. Without an agent nothing is added to these sets, so the guard fails closed. What is left is in clear; rules
+//! of the pod's own decide about it (`clear`). A captured pod sends from and receives at its own addresses only, those that
+//! the capture knows: anything else could be translated into an address of a pod under a name that the rules do not know.
+//! Other protocols than IP and ARP (VLAN tags too) do not pass at all, because they can hide addresses.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr};
 
-use ipnet::{IpNet, Ipv6Net};
-use nix::libc;
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::hash::fnv1a;
-use crate::link::guard::{bytes, within};
+use crate::link::clear::{Clear, ClearRules, Opens};
+use crate::link::ip::{BOTH, Ip, V4, V6, bytes, not_within};
 use crate::link::pod_link::{PodLink, link_local};
-use crate::netlink::nftables::{AddressSet, Chain, Field, Header, Hook, Is, Match, Rule, Verdict};
+use crate::netlink::nftables::{AddressSet, Chain, Header, Hook, Is, Match, Rule, Set, Verdict};
 use crate::netlink::octets;
 
 /// The rules of one captured pod, as they were installed.
@@ -30,33 +31,106 @@ pub struct CaptureGuard {
     pub index: u32,
     /// Whether the link is a port of a bridge or switch.
     is_shared: bool,
-    /// The pod's addresses.
+    /// The pod's addresses, as far as they are captured or excluded.
     own: Vec<IpAddr>,
+    /// Addresses of everybody on the pod's link.
+    #[serde(default)]
+    broadcast: Vec<IpAddr>,
     /// Addresses of pods.
     ranges: Vec<IpNet>,
-    /// Open in both directions: the node's addresses towards the pod.
+    /// The node's addresses towards the pod.
     node: Vec<IpAddr>,
-    /// Open in both directions: Services, and what the operator excludes.
+    /// No addresses of enrolled pods, although they may be in the ranges: Services, and what the operator excludes.
     open: Vec<IpNet>,
+    /// The latter.
+    #[serde(default)]
+    exclude: Vec<IpNet>,
+    #[serde(default)]
+    clear: Clear,
+}
+
+/// What the operator says about captured pods, for all of them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// Addresses of pods.
+    pub ranges: Vec<IpNet>,
+    /// Cluster IPs of Services.
+    pub services: Vec<IpNet>,
+    /// What stays on the primary network.
+    pub exclude: Vec<IpNet>,
+    /// What passes in clear.
+    pub clear: Clear,
 }
 
 impl CaptureGuard {
     /// Builds the rules of one attachment. `node` are the node's addresses on its way to the pod.
     #[must_use]
-    pub fn new(attachment: String, link: PodLink, ranges: Vec<IpNet>, node: Vec<IpAddr>, open: Vec<IpNet>) -> Self {
-        let mut own: Vec<IpAddr> = link.addresses.iter().map(IpNet::addr).collect();
-        own.push(IpAddr::V6(link_local(link.mac)));
-        own.sort();
-        own.dedup();
-        Self { attachment, link: link.name, index: link.index, is_shared: link.is_shared, own, ranges, node, open }
+    pub fn new(attachment: String, link: PodLink, terms: Terms, node: Vec<IpAddr>) -> Self {
+        let Terms { ranges, services, exclude, clear } = terms;
+        let mut guard = Self {
+            attachment,
+            link: link.name,
+            index: link.index,
+            is_shared: link.is_shared,
+            own: Vec::new(),
+            broadcast: Vec::new(),
+            ranges,
+            node,
+            open: [services, exclude.clone()].concat(),
+            exclude,
+            clear,
+        };
+        let uncovered = guard.uncovered(&link.addresses);
+        guard.own = link.addresses.iter().map(IpNet::addr).filter(|address| !uncovered.contains(address)).collect();
+        guard.own.push(IpAddr::V6(link_local(link.mac)));
+        guard.own.sort();
+        guard.own.dedup();
+        let has_broadcast = |network: &&IpNet| network.addr().is_ipv4() && network.prefix_len() < 31;
+        guard.broadcast = link.addresses.iter().filter(has_broadcast).map(IpNet::broadcast).collect();
+        guard
     }
 
-    /// The chains on the pod's link: for what comes from the pod, and for what goes to it.
-    pub(super) fn on_link(&self) -> [Chain; 2] {
-        [
-            Chain::new(Hook::FromLink(self.link.clone()), self.outgoing()).named(self.chain_names()[0].as_str()),
-            Chain::new(Hook::ToLink(self.link.clone()), self.incoming()).named(self.chain_names()[1].as_str()),
-        ]
+    /// Those of a pod's addresses that are in no range and not excluded either. Nothing passes from or to them.
+    #[must_use]
+    pub fn uncovered(&self, addresses: &[IpNet]) -> Vec<IpAddr> {
+        let is_known = |address: &IpAddr| {
+            let mut known = self.ranges.iter().chain(&self.open);
+            known.any(|range| range.contains(address)) || is_of_link(address)
+        };
+        addresses.iter().map(IpNet::addr).filter(|address| !is_known(address)).collect()
+    }
+
+    /// The chains about frames of the pod's link, each behind those that it leads to.
+    pub(super) fn on_link(&self) -> Vec<Chain> {
+        let [from, to, out, into] = chain_names(&self.attachment);
+        let mut chains = Vec::new();
+        if self.has_clear_rules() {
+            let rules = self.clear_rules();
+            chains = vec![Chain::without_hook(out, rules.outgoing()), Chain::without_hook(into, rules.incoming())];
+        }
+        chains.push(Chain::new(Hook::FromLink(self.link.clone()), self.outgoing()).named(from));
+        chains.push(Chain::new(Hook::ToLink(self.link.clone()), self.incoming()).named(to));
+        chains
+    }
+
+    /// The sets that these chains use and keep.
+    pub(super) fn sets(&self) -> Vec<Set> {
+        if self.has_clear_rules() { self.clear_rules().sets().into() } else { Vec::new() }
+    }
+
+    /// Whether there are rules about what is in clear.
+    fn has_clear_rules(&self) -> bool {
+        self.clear.opens != Opens::Allow
+    }
+
+    fn clear_rules(&self) -> ClearRules<'_> {
+        let Self { clear, own, node, exclude, ranges, attachment, .. } = self;
+        ClearRules { clear, own, node, exclude, ranges, attachment }
+    }
+
+    /// A packet in clear: it passes, or the chain of this name decides.
+    fn in_clear(&self, conditions: Vec<Match>, chain: &str) -> Rule {
+        if self.has_clear_rules() { Rule::goto(conditions, chain) } else { Rule::accept(conditions) }
     }
 
     /// The chain for forwarded packets, which all pods with the same ranges share.
@@ -64,19 +138,19 @@ impl CaptureGuard {
         let policy = self.policy();
         let mut rules = Vec::new();
         for ip in BOTH {
-            let captured = ip.captured(&policy).name;
+            let captured = captured_set(ip, &policy).name;
             for open in self.open.iter().filter(|open| ip.has(open) && self.is_inside(open)) {
                 for offset in [ip.source, ip.destination] {
-                    rules.push(Rule::accept(vec![Match::IsV4(ip.is_v4), within(Header::Network, offset, *open)]));
+                    rules.push(Rule::accept(vec![Match::IsV4(ip.is_v4), ip.within(offset, *open)]));
                 }
             }
             for range in self.ranges.iter().filter(|range| ip.has(range)) {
                 let between = |pod: u32, other: u32| {
                     vec![
                         Match::IsV4(ip.is_v4),
-                        Match::In(captured.clone(), vec![ip.address(pod)]),
-                        within(Header::Network, other, *range),
-                        Match::NotIn(ip.clear().name, vec![ip.address(other)]),
+                        Match::In(captured.clone(), vec![ip.address(Header::Network, pod)]),
+                        ip.within(other, *range),
+                        Match::NotIn(clear_set(ip).name, vec![ip.address(Header::Network, other)]),
                     ]
                 };
                 rules.push(Rule::drop(between(ip.source, ip.destination)).counted(TO_ENROLLED));
@@ -96,11 +170,6 @@ impl CaptureGuard {
         routed(&self.own)
     }
 
-    /// Names of the chains on the pod's link.
-    pub(super) fn chain_names(&self) -> [String; 2] {
-        chain_names(&self.attachment)
-    }
-
     pub(super) fn attachment(&self) -> &str {
         &self.attachment
     }
@@ -112,28 +181,31 @@ impl CaptureGuard {
     }
 
     fn outgoing(&self) -> Vec<Rule> {
+        let [_, _, chain, _] = chain_names(&self.attachment);
         let mut rules = vec![other_protocols(), padded_arp(ARP_BEFORE_PADDING)];
         for ip in BOTH {
             rules.extend(self.foreign_sources(ip));
-            let to = |network: IpNet| vec![ip.is(), within(Header::Network, ip.destination, network)];
-            rules.extend(self.open(ip).map(|open| Rule::accept(to(open))));
+            let to = |network: IpNet| vec![ip.is(), ip.within(ip.destination, network)];
+            rules.extend(self.open(ip).map(|open| self.in_clear(to(open), &chain)));
             for range in self.ranges.iter().filter(|range| ip.has(range)) {
-                let unknown = Match::NotIn(ip.clear().name, vec![ip.address(ip.destination)]);
+                let unknown = Match::NotIn(clear_set(ip).name, vec![ip.address(Header::Network, ip.destination)]);
                 rules.push(Rule::drop([to(*range), vec![unknown]].concat()).counted(TO_ENROLLED));
             }
         }
-        rules.extend(rest());
+        rules.extend(self.rest(&chain));
         rules
     }
 
     fn incoming(&self) -> Vec<Rule> {
+        let [_, _, _, chain] = chain_names(&self.attachment);
         // With the Ethernet header, and as long as the shortest frame on a wire.
         let mut rules = vec![other_protocols(), padded_arp(SHORTEST_FRAME)];
         for ip in BOTH {
-            let from = |network: IpNet| vec![ip.is(), within(Header::Network, ip.source, network)];
-            rules.extend(self.open(ip).map(|open| Rule::accept(from(open))));
+            rules.push(self.foreign_destination(ip));
+            let from = |network: IpNet| vec![ip.is(), ip.within(ip.source, network)];
+            rules.extend(self.open(ip).map(|open| self.in_clear(from(open), &chain)));
             for range in self.ranges.iter().filter(|range| ip.has(range)) {
-                let unknown = Match::NotIn(ip.clear().name, vec![ip.address(ip.source)]);
+                let unknown = Match::NotIn(clear_set(ip).name, vec![ip.address(Header::Network, ip.source)]);
                 rules.push(Rule::drop([from(*range), vec![unknown]].concat()).counted(FROM_ENROLLED));
             }
             if self.is_shared {
@@ -142,16 +214,15 @@ impl CaptureGuard {
                 let local = (!ip.is_v4).then(|| ip.link_local());
                 for network in local.into_iter().chain([ip.unspecified().into()]) {
                     if !ip.is_v4 {
-                        let bound = |is, kind| bytes(Header::Transport, 0, is, &[kind]);
-                        let icmp = [Match::Protocol(libc::IPPROTO_ICMPV6 as u8), Match::Length(Is::AtMost, DISCOVERY)];
-                        let kind = [bound(Is::AtLeast, SOLICITATION), bound(Is::AtMost, ADVERTISEMENT)];
-                        rules.push(Rule::accept([from(network), icmp.to_vec(), kind.to_vec()].concat()));
+                        let discovery = ip.icmp_types(SOLICITATION, ADVERTISEMENT);
+                        let is_short = vec![Match::Length(Is::AtMost, DISCOVERY)];
+                        rules.push(Rule::accept([from(network), discovery, is_short].concat()));
                     }
                     rules.push(Rule::drop(from(network)).counted(FROM_LINK_LOCAL));
                 }
             }
         }
-        rules.extend(rest());
+        rules.extend(self.rest(&chain));
         rules
     }
 
@@ -165,6 +236,26 @@ impl CaptureGuard {
         let on_link = not_within(ip.destination, ip.whole_link());
         let before = vec![ip.is(), bytes(Header::Network, ip.source, Is::Equal, &octets(unspecified)), on_link];
         [foreign, before].map(|conditions| Rule::drop(conditions).counted(FOREIGN_SOURCE))
+    }
+
+    /// Refuses destinations that are not the pod's: others on the link, or routes of the node, could lead to addresses that
+    /// the capture does not know.
+    fn foreign_destination(&self, ip: Ip) -> Rule {
+        let mut foreign = vec![ip.is(), not_within(ip.destination, ip.multicast())];
+        let everybody = ip.is_v4.then_some(IpAddr::V4(Ipv4Addr::BROADCAST));
+        let known = ip.addresses(&self.own).chain(ip.addresses(&self.broadcast)).chain(everybody);
+        foreign.extend(known.map(|address| bytes(Header::Network, ip.destination, Is::Not, &octets(address))));
+        Rule::drop(foreign).counted(FOREIGN_DESTINATION)
+    }
+
+    /// Passes what no rule has dropped. A packet that is too short for its addresses has met no rule, and goes.
+    fn rest(&self, chain: &str) -> Vec<Rule> {
+        let both = |ip: Ip| {
+            let whole = |offset| bytes(Header::Network, offset, Is::AtLeast, &[0; 16][..ip.address_len as usize]);
+            self.in_clear(vec![ip.is(), whole(ip.source), whole(ip.destination)], chain)
+        };
+        let arp = Rule::accept(vec![bytes(Header::Link, 12, Is::Equal, &ARP)]);
+        vec![both(V4), both(V6), arp, Rule::drop(Vec::new()).counted(OTHER_PROTOCOL)]
     }
 
     /// The exceptions of one family that need a rule.
@@ -191,7 +282,11 @@ pub(super) const TABLE: &str = "nebula-cni-capture";
 
 /// The sets of addresses that are known not to be enrolled.
 pub(super) fn clear_sets() -> [AddressSet; 2] {
-    BOTH.map(Ip::clear)
+    BOTH.map(clear_set)
+}
+
+pub(super) fn clear_set(ip: Ip) -> AddressSet {
+    AddressSet { name: if ip.is_v4 { "clear4" } else { "clear6" }.into(), is_v4: ip.is_v4, of_prefixes: true }
 }
 
 /// The sets of captured pods that a chain for forwarded packets uses; `None` for another chain.
@@ -199,25 +294,41 @@ pub(super) fn sets_of_chain(name: &str) -> Option<[AddressSet; 2]> {
     name.strip_prefix(FORWARD).map(captured_sets)
 }
 
-/// Names of the chains of an attachment.
-pub(super) fn chain_names(attachment: &str) -> [String; 2] {
-    ["from", "to"].map(|way| format!("{way}-{attachment}"))
+/// Names of the chains of an attachment: for what comes from the pod, for what goes to it, and the two to which these leave
+/// what is in clear.
+pub(super) fn chain_names(attachment: &str) -> [String; 4] {
+    CHAINS.map(|way| format!("{way}-{attachment}"))
+}
+
+/// The attachment of a chain about the frames of a link.
+pub(super) fn attachment_of(chain: &str) -> Option<&str> {
+    chain.split_once('-').filter(|(way, _)| CHAINS.contains(way)).map(|(_, attachment)| attachment)
+}
+
+/// Whether packets with this address stay on a link.
+pub(crate) fn is_of_link(address: &IpAddr) -> bool {
+    BOTH.iter().any(|ip| ip.link_local().contains(address))
 }
 
 /// Those addresses that packets beyond a link can have.
 pub(super) fn routed(addresses: &[IpAddr]) -> Vec<IpNet> {
-    let is_routed = |address: &&IpAddr| BOTH.iter().all(|ip| !ip.link_local().contains(*address));
+    let is_routed = |address: &&IpAddr| !is_of_link(address);
     addresses.iter().filter(is_routed).map(|address| IpNet::from(*address)).collect()
 }
 
 fn captured_sets(policy: &str) -> [AddressSet; 2] {
-    BOTH.map(|ip| ip.captured(policy))
+    BOTH.map(|ip| captured_set(ip, policy))
+}
+
+fn captured_set(ip: Ip, policy: &str) -> AddressSet {
+    let family = if ip.is_v4 { 4 } else { 6 };
+    AddressSet { name: format!("captured{family}-{policy}").into(), is_v4: ip.is_v4, of_prefixes: false }
 }
 
 /// Drops what is neither IP nor ARP: VLAN tags and other protocols hide addresses.
 fn other_protocols() -> Rule {
-    let is_not = |ether_type: &[u8; 2]| bytes(Header::Link, 12, Is::Not, ether_type);
-    Rule::drop(vec![is_not(&V4.ether_type), is_not(&V6.ether_type), is_not(&ARP)]).counted(OTHER_PROTOCOL)
+    let is_no_arp = bytes(Header::Link, 12, Is::Not, &ARP);
+    Rule::drop(vec![V4.is_not(), V6.is_not(), is_no_arp]).counted(OTHER_PROTOCOL)
 }
 
 /// Drops ARP messages with data behind them.
@@ -226,82 +337,9 @@ fn padded_arp(longest: u32) -> Rule {
         .counted(OTHER_PROTOCOL)
 }
 
-/// Accepts what no rule has dropped. A packet that is too short for its addresses has met no rule, and goes.
-fn rest() -> Vec<Rule> {
-    let whole = |ip: Ip| bytes(Header::Network, ip.source, Is::AtLeast, &[0; 16][..ip.address_len as usize]);
-    let both = |ip: Ip| {
-        let destination = bytes(Header::Network, ip.destination, Is::AtLeast, &[0; 16][..ip.address_len as usize]);
-        Rule::accept(vec![ip.is(), whole(ip), destination])
-    };
-    let arp = Rule::accept(vec![bytes(Header::Link, 12, Is::Equal, &ARP)]);
-    vec![both(V4), both(V6), arp, Rule::drop(Vec::new()).counted(OTHER_PROTOCOL)]
-}
-
-fn not_within(offset: u32, network: IpNet) -> Match {
-    let (address, mask) = (octets(network.network()), octets(network.netmask()));
-    Match::Bytes(Header::Network, offset, Is::Not, address, Some(mask))
-}
-
-/// The offsets and numbers that differ between IPv4 and IPv6.
-#[derive(Debug, Clone, Copy)]
-struct Ip {
-    is_v4: bool,
-    ether_type: [u8; 2],
-    source: u32,
-    destination: u32,
-    address_len: u32,
-}
-
-impl Ip {
-    fn is(self) -> Match {
-        bytes(Header::Link, 12, Is::Equal, &self.ether_type)
-    }
-
-    fn has(self, network: &IpNet) -> bool {
-        network.addr().is_ipv4() == self.is_v4
-    }
-
-    fn address(self, offset: u32) -> Field {
-        Field::Bytes { header: Header::Network, offset, len: self.address_len }
-    }
-
-    fn clear(self) -> AddressSet {
-        let name = if self.is_v4 { "clear4" } else { "clear6" };
-        AddressSet { name: name.into(), is_v4: self.is_v4, of_prefixes: true }
-    }
-
-    fn captured(self, policy: &str) -> AddressSet {
-        let family = if self.is_v4 { 4 } else { 6 };
-        AddressSet { name: format!("captured{family}-{policy}").into(), is_v4: self.is_v4, of_prefixes: false }
-    }
-
-    fn unspecified(self) -> IpAddr {
-        if self.is_v4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
-    }
-
-    fn link_local(self) -> IpNet {
-        if self.is_v4 {
-            IpNet::V4(ipnet::Ipv4Net::new_assert(Ipv4Addr::new(169, 254, 0, 0), 16))
-        } else {
-            IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10))
-        }
-    }
-
-    /// Where packets without a source address go: to everybody on the link.
-    fn whole_link(self) -> IpNet {
-        if self.is_v4 {
-            IpAddr::V4(Ipv4Addr::BROADCAST).into()
-        } else {
-            IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0), 16))
-        }
-    }
-}
-
-const V4: Ip = Ip { is_v4: true, ether_type: [8, 0], source: 12, destination: 16, address_len: 4 };
-const V6: Ip = Ip { is_v4: false, ether_type: [0x86, 0xdd], source: 8, destination: 24, address_len: 16 };
-const BOTH: [Ip; 2] = [V4, V6];
 const ARP: [u8; 2] = [8, 6];
 const FORWARD: &str = "forward-";
+const CHAINS: [&str; 4] = ["from", "to", "out", "in"];
 // The data of the shortest Ethernet frame, and that frame without its check sequence.
 const ARP_BEFORE_PADDING: u32 = 46;
 const SHORTEST_FRAME: u32 = 60;
@@ -314,6 +352,7 @@ const DISCOVERY: u32 = 14 + 40 + 24 + 16;
 const TO_ENROLLED: &str = "to a pod that is not known to be unenrolled";
 const FROM_ENROLLED: &str = "from a pod that is not known to be unenrolled";
 const FOREIGN_SOURCE: &str = "not from the pod's own address";
+const FOREIGN_DESTINATION: &str = "not to the pod's own address";
 const FROM_LINK_LOCAL: &str = "from a link-local address";
 const OTHER_PROTOCOL: &str = "neither IP nor ARP";
 
@@ -336,8 +375,9 @@ mod tests {
             node_addresses: vec![],
         };
         let node = ["10.244.1.1", "192.0.2.1", "fe80::1"].map(|text| text.parse().unwrap()).to_vec();
-        let (ranges, open) = (nets(&["10.244.0.0/16", "fd00:244::/48"]), nets(&["10.96.0.0/12", "10.244.250.0/24"]));
-        CaptureGuard::new("0000000000000007".into(), link, ranges, node, open)
+        let (ranges, open) = (nets(&["10.244.0.0/16", "fd00:244::/32"]), nets(&["10.96.0.0/12", "10.244.250.0/24"]));
+        let terms = Terms { ranges, services: open, ..Terms::default() };
+        CaptureGuard::new("0000000000000007".into(), link, terms, node)
     }
 
     #[test]
@@ -353,7 +393,43 @@ mod tests {
     fn a_guard_in_a_record_is_read_back_and_its_chains_are_named_after_the_attachment() {
         let text = serde_json::to_string(&guard(true)).unwrap();
         assert_eq!(serde_json::from_str::<CaptureGuard>(&text).unwrap(), guard(true));
-        assert_eq!(guard(true).chain_names(), ["from-0000000000000007", "to-0000000000000007"]);
+        let names: Vec<String> = guard(true).on_link().iter().map(|chain| chain.name().to_owned()).collect();
+        assert_eq!(names, ["from-0000000000000007", "to-0000000000000007"]);
+    }
+
+    #[test]
+    fn unless_everybody_may_open_connections_in_clear_chains_of_the_pod_s_own_decide() {
+        let closed = CaptureGuard { clear: Clear { opens: Opens::Outgoing, ..Clear::default() }, ..guard(true) };
+        let names: Vec<String> = closed.on_link().iter().map(|chain| chain.name().to_owned()).collect();
+        assert_eq!(names, ["out", "in", "from", "to"].map(|way| format!("{way}-0000000000000007")));
+        assert!(names.iter().all(|name| attachment_of(name) == Some("0000000000000007")));
+        assert_eq!((closed.sets().len(), guard(true).sets().len()), (2, 0));
+        assert_eq!(attachment_of(&format!("{FORWARD}{}", closed.policy())), None);
+    }
+
+    #[test]
+    fn an_address_of_the_pod_that_no_range_has_is_not_its_own_to_the_rules() {
+        let mut link = PodLink {
+            name: "veth7".into(),
+            index: 7,
+            mac: [2, 0, 0, 0, 0, 7],
+            addresses: nets(&["10.244.1.7/24", "fd00:244:1::7/64", "fe80::7/64"]),
+            is_shared: true,
+            node_mac: None,
+            node_addresses: vec![],
+        };
+        let terms =
+            |exclude: &[&str]| Terms { ranges: nets(&["10.244.0.0/16"]), exclude: nets(exclude), ..Terms::default() };
+        let with =
+            |exclude: &[&str], link: &PodLink| CaptureGuard::new("7".into(), link.clone(), terms(exclude), vec![]);
+        let named = ["10.244.1.7", "fe80::7", "fe80::ff:fe00:7"];
+        let own = |guard: &CaptureGuard| guard.own.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(own(&with(&[], &link)), named);
+        assert_eq!(with(&[], &link).uncovered(&link.addresses), ["fd00:244:1::7".parse::<IpAddr>().unwrap()]);
+        assert_eq!(own(&with(&["fd00:244::/32"], &link)).len(), 4, "the operator named it");
+        assert_eq!(with(&[], &link).broadcast, ["10.244.1.255".parse::<IpAddr>().unwrap()]);
+        link.addresses = nets(&["10.244.1.7/32"]);
+        assert!(with(&[], &link).broadcast.is_empty());
     }
 
     #[test]

@@ -7,7 +7,8 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use nix::libc;
 
-use crate::link::capture_guard::{CaptureGuard, TABLE, chain_names, clear_sets, routed, sets_of_chain};
+use crate::link::attached::Attached;
+use crate::link::capture_guard::{CaptureGuard, TABLE, attachment_of, clear_sets, routed, sets_of_chain};
 use crate::netlink::nftables::{self, Existing, Family, Transaction};
 
 /// Installs the rules of a captured pod, and those of the node if they are missing.
@@ -16,18 +17,24 @@ use crate::netlink::nftables::{self, Existing, Family, Transaction};
 /// Returns the kernel's error; nothing has changed then.
 pub(super) fn install(guard: &CaptureGuard) -> io::Result<()> {
     change_rules(|change| {
-        let chains = chains(Family::Link)?;
-        let forwarded = guard.forwarded();
+        let attached = Attached::of(&chains(Family::Link)?);
+        let (forwarded, sets) = (guard.forwarded(), guard.sets());
         change.table(Family::Link, TABLE);
-        for (number, set) in clear_sets().iter().enumerate() {
-            change.address_set(Family::Link, TABLE, set, number as u32 + 1);
+        let numbers = 1..;
+        for (set, number) in clear_sets().iter().zip(numbers.clone()) {
+            change.address_set(Family::Link, TABLE, set, number);
         }
         // The link may have the name of an earlier one whose rules were never removed.
-        let is_old = |chain: &&Existing| {
-            guard.chain_names().contains(&chain.name) || chain.link.as_deref() == Some(guard.link.as_str())
-        };
-        for old in chains.iter().filter(is_old) {
-            change.remove_chain(Family::Link, TABLE, &old.name);
+        let is_own = |old: &Attached| old.attachment == guard.attachment();
+        for old in attached.iter().filter(|old| is_own(old) || old.link.as_deref() == Some(guard.link.as_str())) {
+            old.remove_chains(change);
+            // What the pod asked is still to be answered.
+            if !is_own(old) || sets.is_empty() {
+                old.remove_sets(change);
+            }
+        }
+        for (set, number) in sets.iter().zip(numbers.skip(clear_sets().len())) {
+            change.set(Family::Link, TABLE, set, number);
         }
         for chain in guard.on_link() {
             change.chain(Family::Link, TABLE, &chain);
@@ -37,7 +44,7 @@ pub(super) fn install(guard: &CaptureGuard) -> io::Result<()> {
             change.address_set(Family::Inet, TABLE, set, number as u32 + 1);
         }
         let present = nftables::chain(Family::Inet, TABLE, forwarded.name())?;
-        if present.as_ref().map(|chain| chain.rules) != Some(forwarded.rules()) {
+        if present.as_ref().map(|chain| chain.uses) != Some(forwarded.rules()) {
             if present.is_some() {
                 change.remove_chain(Family::Inet, TABLE, forwarded.name());
             }
@@ -56,17 +63,18 @@ pub(super) fn install(guard: &CaptureGuard) -> io::Result<()> {
 /// Returns the kernel's error.
 pub(super) fn missing(guard: &CaptureGuard) -> io::Result<Vec<String>> {
     let mut missing = Vec::new();
-    for chain in guard.on_link() {
+    let on_link = guard.on_link();
+    for chain in &on_link {
+        let uses = chain.rules() + on_link.iter().map(|other| other.leads_to(chain)).sum::<u32>();
         let found = nftables::chain(Family::Link, TABLE, chain.name())?;
-        let is_there = found
-            .is_some_and(|found| found.rules == chain.rules() && found.link.as_deref() == Some(guard.link.as_str()));
-        if !is_there {
+        let link = chain.has_hook().then_some(guard.link.as_str());
+        if !found.is_some_and(|found| found.uses == uses && found.link.as_deref() == link) {
             missing.push(format!("rules on its link {} (nft chain netdev {TABLE} {})", guard.link, chain.name()));
         }
     }
     let chain = guard.forwarded();
     let found = nftables::chain(Family::Inet, TABLE, chain.name())?;
-    if found.is_none_or(|found| found.rules != chain.rules()) {
+    if found.is_none_or(|found| found.uses != chain.rules()) {
         missing.push(format!("rules about forwarded packets (nft chain inet {TABLE} {})", chain.name()));
     }
     for set in guard.captured_sets() {
@@ -83,8 +91,7 @@ pub(super) fn missing(guard: &CaptureGuard) -> io::Result<Vec<String>> {
 /// # Errors
 /// Returns the kernel's error.
 pub(super) fn remove(attachment: &str, addresses: &[IpAddr]) -> io::Result<()> {
-    let names = chain_names(attachment);
-    take_away(|chain| names.contains(&chain.name), &routed(addresses))
+    take_away(|attached| attached.attachment == attachment, &routed(addresses))
 }
 
 /// Removes the rules of links that are gone.
@@ -92,7 +99,7 @@ pub(super) fn remove(attachment: &str, addresses: &[IpAddr]) -> io::Result<()> {
 /// # Errors
 /// Returns the kernel's error.
 pub(super) fn sweep() -> io::Result<()> {
-    let is_gone = |chain: &Existing| match &chain.link {
+    let is_gone = |attached: &Attached| match &attached.link {
         Some(link) => nix::net::if_::if_nametoindex(link.as_str()).is_err(),
         None => true,
     };
@@ -139,30 +146,37 @@ pub fn tables_with_clear_sets() -> io::Result<Option<[u64; 2]>> {
 pub fn refused() -> io::Result<Vec<(Option<String>, String, u64)>> {
     let mut all = Vec::new();
     for family in [Family::Link, Family::Inet] {
-        for chain in chains(family)? {
+        let chains = chains(family)?;
+        let attached = Attached::of(&chains);
+        for chain in chains {
+            let own = attached.iter().find(|own| attachment_of(&chain.name) == Some(own.attachment.as_str()));
+            let link = own.and_then(|own| own.link.clone());
             for (reason, packets) in nftables::counts(family, TABLE, &chain.name)? {
-                all.push((chain.link.clone(), reason, packets));
+                all.push((link.clone(), reason, packets));
             }
         }
     }
     Ok(all)
 }
 
-fn take_away(is_stale: impl Fn(&Existing) -> bool, addresses: &[IpNet]) -> io::Result<()> {
+fn take_away(is_stale: impl Fn(&Attached) -> bool, addresses: &[IpNet]) -> io::Result<()> {
     if tables().is_empty() {
         return Ok(());
     }
     change_rules(|change| {
-        let chains = chains(Family::Link)?;
-        let (stale, kept): (Vec<&Existing>, Vec<&Existing>) = chains.iter().partition(|chain| is_stale(chain));
+        let attached = Attached::of(&chains(Family::Link)?);
+        let (stale, kept): (Vec<&Attached>, Vec<&Attached>) = attached.iter().partition(|attached| is_stale(attached));
         if kept.is_empty() {
             let tables = tables();
             tables.iter().for_each(|family| change.remove_table(*family, TABLE));
             return Ok(!tables.is_empty());
         }
-        stale.iter().for_each(|chain| change.remove_chain(Family::Link, TABLE, &chain.name));
+        for attached in &stale {
+            attached.remove_chains(change);
+            attached.remove_sets(change);
+        }
         let mut found = !stale.is_empty();
-        for set in self::chains(Family::Inet)?.iter().filter_map(|chain| sets_of_chain(&chain.name)).flatten() {
+        for set in chains(Family::Inet)?.iter().filter_map(|chain| sets_of_chain(&chain.name)).flatten() {
             for address in addresses {
                 let address = std::slice::from_ref(address);
                 if nftables::contains(Family::Inet, TABLE, &set, address)? && set.is_v4 == address[0].addr().is_ipv4() {

@@ -13,12 +13,12 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use nix::libc;
 use serde::{Deserialize, Serialize};
 
 use crate::launch::Isolate;
+use crate::link::ip::{self, DESTINATION_PORT, Ip, SCTP, SOURCE_PORT, Side, TCP, UDP, V4, V6, bytes, field, within};
 use crate::link::pod_link::{Mac, PodLink, link_local};
-use crate::netlink::nftables::{self, Family, Field, Header, Hook, Is, Match, Rule, Set, Table};
+use crate::netlink::nftables::{self, Family, Header, Hook, Is, Match, Rule, Set, Table};
 use crate::netlink::octets;
 
 /// The rules of one pod's link, as they were installed.
@@ -73,12 +73,12 @@ impl Guard {
     }
 
     fn table(&self) -> Table {
-        let set = |name, key_len, size| Set { name, key_len, size };
+        let set = |name: &'static str, key_len, size| Set { name: name.into(), key_len, size };
         Table::new(Family::Link, self.table.as_str())
-            .set(set(V4.flows, 20, MAX_FLOWS))
-            .set(set(V6.flows, 44, MAX_FLOWS))
-            .set(set(V4.askers, 12, MAX_ASKERS))
-            .set(set(V6.askers, 24, MAX_ASKERS))
+            .set(set(flows(V4), 20, MAX_FLOWS))
+            .set(set(flows(V6), 44, MAX_FLOWS))
+            .set(set(askers(V4), 12, MAX_ASKERS))
+            .set(set(askers(V6), 24, MAX_ASKERS))
             .chain(Hook::FromLink(self.link.clone()), self.outgoing())
             .chain(Hook::ToLink(self.link.clone()), self.incoming())
     }
@@ -95,9 +95,9 @@ impl Guard {
             }
             rules.push(Rule::drop(vec![ip.is(), ip.is_fragment()]));
             // Replies to the node's own sockets, and the later packets of a connection.
-            let flow = Match::In(ip.flows.into(), ip.flow(Side::Source));
+            let flow = Match::In(flows(ip).into(), ip.flow(Side::Source));
             rules.push(Rule::accept([vec![ip.is()], self.to_node(), vec![flow]].concat()));
-            let echo = Match::In(ip.flows.into(), ip.echo(Side::Source));
+            let echo = Match::In(flows(ip).into(), ip.echo(Side::Source));
             rules.push(Rule::accept([vec![ip.is()], self.to_node(), ip.icmp(ip.echo_reply), vec![echo]].concat()));
             let own = self.own(ip);
             let foreign = own.iter().map(|address| bytes(Header::Network, ip.source, Is::Not, &octets(*address)));
@@ -105,7 +105,7 @@ impl Guard {
         }
         let ask = |server: IpAddr, protocol: u8, port: u16| {
             let ip = Ip::of(&server);
-            let remember = Match::Remember(ip.flows.into(), ip.flow(Side::Source), ANSWERED_WITHIN);
+            let remember = Match::Remember(flows(ip).into(), ip.flow(Side::Source), ANSWERED_WITHIN);
             let asks = vec![Match::Protocol(protocol), Match::DestinationPort(port), remember];
             self.ways_to(server.into()).into_iter().map(move |way| Rule::accept([way, asks.clone()].concat()))
         };
@@ -114,7 +114,10 @@ impl Guard {
         }
         rules.extend(self.allowed.ranges.iter().flat_map(|range| self.ways_to(*range)).map(Rule::accept));
         if let Some(Tunnel { ports, ca }) = self.tunnel {
-            rules.extend([V4, V6].map(|ip| Rule::accept([vec![ip.is(), unicast()], udp_ports(0, ports)].concat())));
+            rules.extend(
+                [V4, V6]
+                    .map(|ip| Rule::accept([vec![ip.is(), unicast()], ip::ports(UDP, SOURCE_PORT, ports)].concat())),
+            );
             rules.extend(ca.into_iter().flat_map(|(address, port)| ask(address, TCP, port)));
         }
         rules.extend(self.outgoing_arp());
@@ -128,17 +131,17 @@ impl Guard {
             let part = |range| Rule::accept(vec![ip.is(), ip.is_fragment(), ip.within(ip.source, range)]);
             rules.extend(self.ranges(ip).map(part));
             rules.push(Rule::drop(vec![ip.is(), ip.is_fragment()]));
-            rules.push(Rule::accept(vec![ip.is(), Match::In(ip.flows.into(), ip.flow(Side::Destination))]));
+            rules.push(Rule::accept(vec![ip.is(), Match::In(flows(ip).into(), ip.flow(Side::Destination))]));
         }
         for probe in &self.allowed.probes {
             let ip = Ip::of(probe);
             // Others on the bridge can forge the node's address, but their frames do not come from a socket of the
             // node.
             let from_node = vec![ip.is(), ip.within(ip.source, (*probe).into()), Match::OfLocalSocket];
-            let echo = Match::Remember(ip.flows.into(), ip.echo(Side::Destination), ANSWERED_WITHIN);
+            let echo = Match::Remember(flows(ip).into(), ip.echo(Side::Destination), ANSWERED_WITHIN);
             rules.push(Rule::accept([from_node.clone(), ip.icmp(ip.echo_request), vec![echo]].concat()));
             for protocol in [TCP, UDP, SCTP] {
-                let flow = Match::Remember(ip.flows.into(), ip.flow(Side::Destination), CONNECTION_IDLE);
+                let flow = Match::Remember(flows(ip).into(), ip.flow(Side::Destination), CONNECTION_IDLE);
                 rules.push(Rule::accept([from_node.clone(), vec![Match::Protocol(protocol), flow]].concat()));
             }
         }
@@ -153,7 +156,9 @@ impl Guard {
             }
         }
         if let Some(Tunnel { ports, .. }) = self.tunnel {
-            rules.extend([V4, V6].map(|ip| Rule::accept([vec![ip.is()], udp_ports(2, ports)].concat())));
+            rules.extend(
+                [V4, V6].map(|ip| Rule::accept([vec![ip.is()], ip::ports(UDP, DESTINATION_PORT, ports)].concat())),
+            );
         }
         rules.extend(self.incoming_arp());
         rules.extend(self.incoming_discovery());
@@ -169,7 +174,7 @@ impl Guard {
             rules.extend(self.peers(V4).map(|peer| Rule::accept([question.clone(), vec![about(peer)]].concat())));
             // A reply must go to the neighbour that asked, both in the Ethernet header and in the ARP message.
             let asked = [(Header::Link, 0), (Header::Network, 18)].map(|(header, offset)| {
-                Match::In(V4.askers.into(), vec![field(header, offset, 6), field(Header::Network, 24, 4)])
+                Match::In(askers(V4).into(), vec![field(header, offset, 6), field(Header::Network, 24, 4)])
             });
             rules.push(Rule::accept([from(REPLY), asked.to_vec()].concat()));
         }
@@ -187,7 +192,7 @@ impl Guard {
                     [arp(operation), vec![short.clone(), sender, for_us.clone()]].concat()
                 };
                 let asker = vec![field(Header::Network, 8, 6), field(Header::Network, 14, 4)];
-                let remember = Match::Remember(V4.askers.into(), asker, ANSWERED_WITHIN);
+                let remember = Match::Remember(askers(V4).into(), asker, ANSWERED_WITHIN);
                 // In requests as kernels send them, the target hardware address is zero.
                 let empty = bytes(Header::Network, 18, Is::Equal, &[0; 6]);
                 rules.push(Rule::accept([from(REQUEST), vec![empty, remember]].concat()));
@@ -213,7 +218,7 @@ impl Guard {
         for own in self.own(V6) {
             let target = within(Header::Transport, 8, own.into());
             let answer =
-                vec![Match::In(V6.askers.into(), asker.clone()), empty_flags([0x1f, 0xff, 0xff, 0xff]), target];
+                vec![Match::In(askers(V6).into(), asker.clone()), empty_flags([0x1f, 0xff, 0xff, 0xff]), target];
             let with_address = vec![Match::Length(Is::Equal, DISCOVERY), option(2)];
             let without = vec![Match::Length(Is::Equal, DISCOVERY - 8)];
             for length in [with_address, without] {
@@ -226,7 +231,7 @@ impl Guard {
     fn incoming_discovery(&self) -> Vec<Rule> {
         let short = Match::Length(Is::AtMost, ETHERNET + DISCOVERY);
         let asker = vec![field(Header::Link, 6, 6), field(Header::Network, V6.source, 16)];
-        let remember = Match::Remember(V6.askers.into(), asker, ANSWERED_WITHIN);
+        let remember = Match::Remember(askers(V6).into(), asker, ANSWERED_WITHIN);
         let mut rules = Vec::new();
         // Neighbour unreachability detection uses link-local source addresses.
         for peer in self.peers(V6).chain([link_locals()]) {
@@ -290,105 +295,14 @@ impl Guard {
     }
 }
 
-/// The offsets and numbers that differ between IPv4 and IPv6.
-#[derive(Clone, Copy)]
-struct Ip {
-    is_v4: bool,
-    ether_type: [u8; 2],
-    source: u32,
-    destination: u32,
-    address: u32,
-    protocol: u8,
-    echo_request: (u8, Option<u8>),
-    echo_reply: (u8, Option<u8>),
-    too_big: (u8, Option<u8>),
-    flows: &'static str,
-    askers: &'static str,
+/// Name of the set of flows.
+fn flows(ip: Ip) -> &'static str {
+    if ip.is_v4 { "flows4" } else { "flows6" }
 }
 
-const V4: Ip = Ip {
-    is_v4: true,
-    ether_type: [8, 0],
-    source: 12,
-    destination: 16,
-    address: 4,
-    protocol: libc::IPPROTO_ICMP as u8,
-    echo_request: (8, None),
-    echo_reply: (0, None),
-    too_big: (3, Some(4)),
-    flows: "flows4",
-    askers: "askers4",
-};
-
-const V6: Ip = Ip {
-    is_v4: false,
-    ether_type: [0x86, 0xdd],
-    source: 8,
-    destination: 24,
-    address: 16,
-    protocol: libc::IPPROTO_ICMPV6 as u8,
-    echo_request: (128, None),
-    echo_reply: (129, None),
-    too_big: (2, None),
-    flows: "flows6",
-    askers: "askers6",
-};
-
-/// Whether the pod is the source or the destination of a packet.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Side {
-    Source,
-    Destination,
-}
-
-impl Ip {
-    fn of(address: &IpAddr) -> Self {
-        if address.is_ipv4() { V4 } else { V6 }
-    }
-
-    /// Tells the IP version by the EtherType, which differs if the frame has a VLAN tag.
-    fn is(self) -> Match {
-        bytes(Header::Link, 12, Is::Equal, &self.ether_type)
-    }
-
-    /// Matches fragments. Later fragments carry no ports, though their payload can look like ports, so fragments are
-    /// only accepted for listed ranges.
-    fn is_fragment(self) -> Match {
-        if self.is_v4 {
-            // The "more fragments" flag, or an offset.
-            return Match::Bytes(Header::Network, 6, Is::Not, vec![0; 2], Some(vec![0x3f, 0xff]));
-        }
-        bytes(Header::Network, 6, Is::Equal, &[FRAGMENT])
-    }
-
-    fn within(self, offset: u32, network: IpNet) -> Match {
-        within(Header::Network, offset, network)
-    }
-
-    fn icmp(self, (kind, code): (u8, Option<u8>)) -> Vec<Match> {
-        let first: Vec<u8> = std::iter::once(kind).chain(code).collect();
-        vec![Match::Protocol(self.protocol), bytes(Header::Transport, 0, Is::Equal, &first)]
-    }
-
-    /// The key of a flow: the pod's address, the peer's address, the protocol, the pod's port, the peer's port.
-    fn flow(self, pod: Side) -> Vec<Field> {
-        self.key(pod, if pod == Side::Source { [0, 2] } else { [2, 0] })
-    }
-
-    /// Like [`Ip::flow`], with the identifier of an echo in place of both ports.
-    fn echo(self, pod: Side) -> Vec<Field> {
-        self.key(pod, [4, 4])
-    }
-
-    fn key(self, pod: Side, ports: [u32; 2]) -> Vec<Field> {
-        let addresses =
-            if pod == Side::Source { [self.source, self.destination] } else { [self.destination, self.source] };
-        let [own, other] = addresses.map(|offset| field(Header::Network, offset, self.address));
-        let [own_port, other_port] = ports.map(|offset| field(Header::Transport, offset, 2));
-        // An echo reply differs from its request in the ICMP type only, so the protocol is part of the key and the type
-        // is not.
-        vec![own, other, Field::Protocol, own_port, other_port]
-    }
+/// Name of the set of neighbours that asked for an address.
+fn askers(ip: Ip) -> &'static str {
+    if ip.is_v4 { "askers4" } else { "askers6" }
 }
 
 /// Drops packets with headers that nobody needs here and that can divert them: IPv4 options (source routes) and IPv6
@@ -397,12 +311,6 @@ fn odd_headers() -> Vec<Rule> {
     let options = Rule::drop(vec![V4.is(), bytes(Header::Network, 0, Is::Not, &[0x45])]);
     let extension = |number: u8| Rule::drop(vec![V6.is(), bytes(Header::Network, 6, Is::Equal, &[number])]);
     std::iter::once(options).chain(EXTENSIONS.map(extension)).collect()
-}
-
-/// Matches a range of UDP ports; `offset` is that of the source or the destination port in the UDP header.
-fn udp_ports(offset: u32, (lowest, highest): (u16, u16)) -> Vec<Match> {
-    let bound = |is, port: u16| bytes(Header::Transport, offset, is, &port.to_be_bytes());
-    vec![Match::Protocol(UDP), bound(Is::AtLeast, lowest), bound(Is::AtMost, highest)]
 }
 
 /// Matches ARP for IPv4 over Ethernet.
@@ -418,21 +326,12 @@ fn arp_of(operation: u8, mac: &Mac, address: &IpAddr) -> Vec<Match> {
 
 /// Matches a neighbour discovery message that comes from the link itself and directly follows the IPv6 header.
 fn discovery(kind: u8) -> Vec<Match> {
-    let header = bytes(Header::Network, 6, Is::Equal, &[V6.protocol, HOPS_ON_LINK]);
-    vec![V6.is(), header, Match::Protocol(V6.protocol), bytes(Header::Transport, 0, Is::Equal, &[kind, 0])]
+    let header = bytes(Header::Network, 6, Is::Equal, &[V6.icmp, HOPS_ON_LINK]);
+    vec![V6.is(), header, Match::Protocol(V6.icmp), bytes(Header::Transport, 0, Is::Equal, &[kind, 0])]
 }
 
 fn empty_flags(mask: [u8; 4]) -> Match {
     Match::Bytes(Header::Transport, 4, Is::Equal, vec![0; 4], Some(mask.to_vec()))
-}
-
-pub(super) fn bytes(header: Header, offset: u32, is: Is, value: &[u8]) -> Match {
-    Match::Bytes(header, offset, is, value.to_vec(), None)
-}
-
-pub(super) fn within(header: Header, offset: u32, network: IpNet) -> Match {
-    let (address, mask) = (octets(network.network()), octets(network.netmask()));
-    Match::Bytes(header, offset, Is::Equal, address, Some(mask))
 }
 
 /// Matches unicast frames: the lowest bit of the first byte is set in group addresses.
@@ -447,10 +346,6 @@ fn solicited_nodes() -> IpNet {
 
 fn link_locals() -> IpNet {
     Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 64).into()
-}
-
-fn field(header: Header, offset: u32, len: u32) -> Field {
-    Field::Bytes { header, offset, len }
 }
 
 fn is_link_local(address: &IpAddr) -> bool {
@@ -555,12 +450,8 @@ const CONNECTION_IDLE: Duration = Duration::from_secs(600);
 const MAX_FLOWS: u32 = 16_384;
 const MAX_ASKERS: u32 = 256;
 const DNS: u16 = 53;
-const UDP: u8 = libc::IPPROTO_UDP as u8;
-const TCP: u8 = libc::IPPROTO_TCP as u8;
-const SCTP: u8 = libc::IPPROTO_SCTP as u8;
 // Hop-by-hop, routing, authentication, destination options, mobility, HIP, shim6.
 const EXTENSIONS: [u8; 7] = [0, 43, 51, 60, 135, 139, 140];
-const FRAGMENT: u8 = 44;
 const REQUEST: u8 = 1;
 const REPLY: u8 = 2;
 const SOLICITATION: u8 = 135;

@@ -1,9 +1,12 @@
 //! A pod's own interface as seen from the node: the node's end of it, and the rules and routes there.
 
+mod attached;
 pub mod capture;
 pub mod capture_guard;
 pub mod capture_rules;
+pub mod clear;
 pub mod guard;
 pub mod host_route;
+mod ip;
 pub mod pod_link;
 pub mod service_choice;

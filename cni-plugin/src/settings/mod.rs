@@ -566,7 +566,7 @@ pub(crate) mod tests {
         let mut entry = good();
         entry["overlay"] = json!(["10.244.0.0/16"]);
         entry["capture"] = json!({"services": ["10.96.0.0/12"]});
-        assert_eq!(Settings::read(&config(&entry)).unwrap().capture.unwrap().ranges.len(), 1);
+        assert_eq!(Settings::read(&config(&entry)).unwrap().capture.unwrap().terms.ranges.len(), 1);
         for (key, value) in [("renumber", json!(true)), ("underlay", json!("pod")), ("isolate", json!(true))] {
             let mut entry = entry.clone();
             entry[key] = value;

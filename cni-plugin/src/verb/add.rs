@@ -12,12 +12,12 @@ use crate::attachment::queue::Turn;
 use crate::attachment::record::{self, Files, Found, Record, State};
 use crate::attachment::{released, room};
 use crate::clock::Deadline;
-use crate::enrolment::Knowledge;
+use crate::enrolment::{Decision, Knowledge};
 use crate::host::Host;
 use crate::instance_status::Status;
 use crate::launch::{Capture, Isolate, LaunchSpec, Pod, StartError, Target, Underlay};
 use crate::link::capture::PodCapture;
-use crate::link::capture_guard::CaptureGuard;
+use crate::link::capture_guard::{CaptureGuard, Terms};
 use crate::link::guard::{self, Guard, Tunnel};
 use crate::netns::Netns;
 use crate::reply::{Error, code};
@@ -108,7 +108,7 @@ pub(crate) fn enrolled(
     let program = || settings.instance_binary(host.plugin_dir.as_deref());
     let container_id = &request.key.container_id;
     let knowledge = Knowledge { container_id, labels: host.labels, program: &program, clock: host.clock, deadline };
-    settings.enrolment.decide(&request.args, &request.config, knowledge)
+    settings.enrolment.decide(&request.args, &request.config, knowledge).map(Decision::pod)
 }
 
 /// Undoes an ADD whose result could not be printed.
@@ -220,7 +220,10 @@ impl<'a> Attachment<'a> {
                  others by; leave it out for pods with such links",
             )
         })?;
-        let addresses = [vec![self.pod_address], prev_result.addresses(ifname)].concat();
+        let reported = prev_result.addresses(ifname);
+        let on_link = link.addresses.iter().map(IpNet::addr);
+        capturing.check_pod(&on_link.chain(reported.iter().copied()).collect::<Vec<_>>())?;
+        let addresses = [vec![self.pod_address], reported].concat();
         let capture = capturing.of_pod(&addresses, &self.files.state_dir());
         let sources = capture.sources.iter().filter_map(|source| source_towards(*source));
         let mut node: Vec<IpAddr> = prev_result.gateways().into_iter().chain(link.node_addresses.clone()).collect();
@@ -228,10 +231,9 @@ impl<'a> Attachment<'a> {
         node.retain(|address| !address.is_unspecified() && !capture.sources.contains(address));
         node.sort();
         node.dedup();
-        let open = [&capturing.services[..], &capturing.exclude].concat();
-        let guard = CaptureGuard::new(self.files.capture(), link, capturing.ranges.clone(), node.clone(), open);
-        let captured = [&capturing.ranges[..], &capturing.services].concat();
-        let made = PodCapture::new(ifname.clone(), captured, &capturing.exclude, &node, guard);
+        let guard = CaptureGuard::new(self.files.capture(), link, capturing.terms.clone(), node.clone());
+        let Terms { ranges, services, exclude, .. } = &capturing.terms;
+        let made = PodCapture::new(ifname.clone(), [&ranges[..], services].concat(), exclude, &node, guard);
         Ok((capture, made))
     }
 

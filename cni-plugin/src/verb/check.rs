@@ -13,6 +13,7 @@ use crate::netns::{Link, Netns};
 use crate::reply::{Error, code};
 use crate::request::Attach;
 use crate::settings::Settings;
+use crate::settings::capturing::COVER_HELP;
 use crate::supervisor::process::Process;
 use crate::verb::add::{enrolled, open_netns, required_prev_result};
 
@@ -83,7 +84,7 @@ fn check_attachment(record: &Record, state_dir: &Path, netns: &Netns, host: &Hos
         check_guard(guard, host)?;
     }
     if let Some(capture) = &record.capture {
-        check_capture(capture, netns, host)?;
+        check_capture(capture, record, netns, host)?;
     }
     let device = &record.target.device;
     let link = host
@@ -98,7 +99,7 @@ fn check_attachment(record: &Record, state_dir: &Path, netns: &Netns, host: &Hos
     if status.state == "waiting" { Ok(()) } else { check_link(&link, device, addresses) }
 }
 
-fn check_capture(capture: &PodCapture, netns: &Netns, host: &Host<'_>) -> Result<(), Error> {
+fn check_capture(capture: &PodCapture, record: &Record, netns: &Netns, host: &Host<'_>) -> Result<(), Error> {
     let bad = |why: String| Error::new(code::CAPTURE, format!("the pod's traffic is not captured any more: {why}"));
     let link = &capture.guard.link;
     if !host.links.is_there(link, capture.guard.index).map_err(bad)? {
@@ -106,7 +107,19 @@ fn check_capture(capture: &PodCapture, netns: &Netns, host: &Host<'_>) -> Result
     }
     let missing =
         host.captures.missing(netns, capture).map_err(|e| bad(format!("what is there cannot be read: {e}")))?;
-    if missing.is_empty() { Ok(()) } else { Err(bad(format!("missing: {}", missing.join("; "))).details(CAPTURE_HELP)) }
+    if !missing.is_empty() {
+        return Err(bad(format!("missing: {}", missing.join("; "))).details(CAPTURE_HELP));
+    }
+    let target = &record.target;
+    let link = host.links.of_pod(netns, &target.ifname, target.pod_address).map_err(bad)?;
+    match capture.guard.uncovered(&link.addresses).first() {
+        None => Ok(()),
+        Some(address) => {
+            let msg =
+                format!("the pod's address {address} is in none of \"capture.ranges\": nothing passes from or to it");
+            Err(Error::new(code::CAPTURE, msg).details(COVER_HELP))
+        }
+    }
 }
 
 fn check_guard(guard: &Guard, host: &Host<'_>) -> Result<(), Error> {

@@ -8,6 +8,7 @@ pub(super) const IMMEDIATE_DATA: u16 = 2;
 pub(super) const DATA_VALUE: u16 = 1;
 pub(super) const DATA_VERDICT: u16 = 2;
 pub(super) const VERDICT_CODE: u16 = 1;
+pub(super) const VERDICT_CHAIN: u16 = 2;
 pub(super) const CHAIN_TABLE: u16 = 1;
 pub(super) const CHAIN_NAME: u16 = 3;
 pub(super) const CHAIN_HOOK: u16 = 4;

@@ -1,4 +1,4 @@
-//! Base chains: where the rules of a table see packets.
+//! Chains: where the rules of a table see packets.
 
 use crate::netlink::nftables::attribute;
 use crate::netlink::nftables::rule::{Rule, Verdict};
@@ -26,7 +26,8 @@ pub enum Hook {
 #[derive(Debug, Clone)]
 pub struct Chain {
     pub(super) name: String,
-    hook: Hook,
+    /// `None` for a chain that only other chains lead to.
+    hook: Option<Hook>,
     policy: Verdict,
     pub(super) rules: Vec<Rule>,
 }
@@ -61,7 +62,14 @@ impl Chain {
     /// A chain that drops every packet about which no rule decides, named after its hook.
     #[must_use]
     pub fn new(hook: Hook, rules: Vec<Rule>) -> Self {
-        Self { name: hook.name().to_owned(), hook, policy: Verdict::Drop, rules }
+        Self { name: hook.name().to_owned(), hook: Some(hook), policy: Verdict::Drop, rules }
+    }
+
+    /// A chain that sees the packets that a rule of another chain leaves to it ([`Rule::goto`]). Its last rule decides about
+    /// all of them.
+    #[must_use]
+    pub fn without_hook(name: impl Into<String>, rules: Vec<Rule>) -> Self {
+        Self { name: name.into(), hook: None, policy: Verdict::Drop, rules }
     }
 
     /// Names the chain.
@@ -84,6 +92,18 @@ impl Chain {
         &self.name
     }
 
+    /// How often it leads to another chain.
+    #[must_use]
+    pub fn leads_to(&self, other: &Self) -> u32 {
+        self.rules.iter().filter(|rule| rule.leads_to(&other.name)).count() as u32
+    }
+
+    /// Whether it sees packets by itself.
+    #[must_use]
+    pub fn has_hook(&self) -> bool {
+        self.hook.is_some()
+    }
+
     /// The number of its rules.
     #[must_use]
     pub fn rules(&self) -> u32 {
@@ -94,16 +114,17 @@ impl Chain {
         attributes(|out| {
             push_text(out, attribute::CHAIN_TABLE, table);
             push_text(out, attribute::CHAIN_NAME, &self.name);
+            let Some(hook) = &self.hook else { return };
             push_nested(out, attribute::CHAIN_HOOK, |out| {
-                push_number(out, attribute::HOOK_NUMBER, self.hook.number());
-                let priority = if self.hook == Hook::Translate { BEFORE_OTHERS } else { 0 };
+                push_number(out, attribute::HOOK_NUMBER, hook.number());
+                let priority = if *hook == Hook::Translate { BEFORE_OTHERS } else { 0 };
                 push_number(out, attribute::HOOK_PRIORITY, priority.cast_unsigned());
-                if let Hook::FromLink(link) | Hook::ToLink(link) = &self.hook {
+                if let Hook::FromLink(link) | Hook::ToLink(link) = hook {
                     push_text(out, attribute::HOOK_DEVICE, link);
                 }
             });
             push_number(out, attribute::CHAIN_POLICY, self.policy as u32);
-            push_text(out, attribute::CHAIN_TYPE, if self.hook == Hook::Translate { "nat" } else { "filter" });
+            push_text(out, attribute::CHAIN_TYPE, if *hook == Hook::Translate { "nat" } else { "filter" });
         })
     }
 }

@@ -22,8 +22,8 @@ pub struct Existing {
     pub name: String,
     /// Its link, if it sees the frames of one.
     pub link: Option<String>,
-    /// The number of its rules.
-    pub rules: u32,
+    /// The number of its rules, and of the rules of other chains that lead to it.
+    pub uses: u32,
 }
 
 /// Names of the tables of a family.
@@ -78,7 +78,7 @@ pub fn chain(family: Family, table: &str, name: &str) -> io::Result<Option<Exist
 pub fn chains_on_link(table: &str, link: &str) -> io::Result<(usize, u32)> {
     let all = chains(Family::Link)?;
     let of_link = all.iter().filter(|chain| chain.table == table && chain.link.as_deref() == Some(link));
-    Ok(of_link.fold((0, 0), |(chains, rules), chain| (chains + 1, rules + chain.rules)))
+    Ok(of_link.fold((0, 0), |(chains, rules), chain| (chains + 1, rules + chain.uses)))
 }
 
 /// Whether a set has all these elements; not for a set of prefixes.
@@ -128,7 +128,7 @@ fn read_chain(body: &[u8]) -> Option<Existing> {
         table: netlink::text(body, attribute::CHAIN_TABLE)?,
         name: netlink::text(body, attribute::CHAIN_NAME)?,
         link: hook.and_then(|hook| netlink::text(hook, attribute::HOOK_DEVICE)),
-        rules: number(body, attribute::CHAIN_USE).unwrap_or_default(),
+        uses: number(body, attribute::CHAIN_USE).unwrap_or_default(),
     })
 }
 
@@ -174,9 +174,9 @@ mod tests {
             push_text(out, attribute::CHAIN_NAME, "c");
             push_attribute(out, attribute::CHAIN_USE, &7u32.to_be_bytes());
         });
-        let expected = Existing { table: "t".into(), name: "c".into(), link: None, rules: 7 };
+        let expected = Existing { table: "t".into(), name: "c".into(), link: None, uses: 7 };
         assert_eq!(read_chain(&chain), Some(expected.clone()));
-        assert_eq!(read_chain(&chain[..20]), Some(Existing { rules: 0, ..expected }));
+        assert_eq!(read_chain(&chain[..20]), Some(Existing { uses: 0, ..expected }));
         assert_eq!(read_chain(&chain[..9]), None);
         assert_eq!(read_count(&chain), None);
     }

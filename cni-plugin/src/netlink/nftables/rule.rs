@@ -22,9 +22,13 @@ pub struct Rule {
     comment: Option<&'static str>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Action {
     Decide(Verdict),
+    /// The rules of this chain decide, or nothing does.
+    Goto(String),
+    /// The next rule is evaluated.
+    Continue,
     Mark(u32),
     /// The map, and whether it is drawn by the whole connection, else by the source address.
     Translate(EndpointMap, bool),
@@ -52,6 +56,18 @@ impl Rule {
         Self { conditions, action: Action::Decide(Verdict::Drop), comment: None }
     }
 
+    /// A rule that leaves the decision to a chain without a hook; the rules after this one are not evaluated.
+    #[must_use]
+    pub fn goto(conditions: Vec<Match>, chain: impl Into<String>) -> Self {
+        Self { conditions, action: Action::Goto(chain.into()), comment: None }
+    }
+
+    /// A rule for the sake of [`Match::Remember`]; the evaluation goes on.
+    #[must_use]
+    pub fn note(conditions: Vec<Match>) -> Self {
+        Self { conditions, action: Action::Continue, comment: None }
+    }
+
     /// A rule that sets these bits of the packet's mark; the evaluation goes on.
     #[must_use]
     pub fn mark(conditions: Vec<Match>, bits: u32) -> Self {
@@ -70,6 +86,11 @@ impl Rule {
     pub fn counted(mut self, comment: &'static str) -> Self {
         self.comment = Some(comment);
         self
+    }
+
+    /// Whether it leaves the decision to this chain.
+    pub(super) fn leads_to(&self, chain: &str) -> bool {
+        matches!(&self.action, Action::Goto(name) if name == chain)
     }
 
     pub(super) fn attributes(&self, table: &str, chain: &str) -> Vec<u8> {
@@ -94,16 +115,11 @@ impl Rule {
 }
 
 impl Action {
-    fn push(self, out: &mut Vec<u8>) {
+    fn push(&self, out: &mut Vec<u8>) {
         match self {
-            Self::Decide(verdict) => push_expression(out, "immediate", |out| {
-                push_number(out, attribute::IMMEDIATE_DREG, 0);
-                push_nested(out, attribute::IMMEDIATE_DATA, |out| {
-                    push_nested(out, attribute::DATA_VERDICT, |out| {
-                        push_number(out, attribute::VERDICT_CODE, verdict as u32);
-                    });
-                });
-            }),
+            Self::Decide(verdict) => push_verdict(out, *verdict as u32, None),
+            Self::Goto(chain) => push_verdict(out, libc::NFT_GOTO.cast_unsigned(), Some(chain)),
+            Self::Continue => {}
             Self::Mark(bits) => {
                 push_meta(out, REGISTER, libc::NFT_META_MARK as u32);
                 push_bitwise(out, &(!bits).to_ne_bytes(), &bits.to_ne_bytes());
@@ -112,7 +128,7 @@ impl Action {
                     push_number(out, attribute::META_SREG, REGISTER);
                 });
             }
-            Self::Translate(map, with_port) => push_translation(out, &map, with_port),
+            Self::Translate(map, with_port) => push_translation(out, map, *with_port),
         }
     }
 }
@@ -146,6 +162,18 @@ fn push_translation(out: &mut Vec<u8>, map: &EndpointMap, with_port: bool) {
         push_number(out, attribute::NAT_FAMILY, if map.is_v4 { libc::NFPROTO_IPV4 } else { libc::NFPROTO_IPV6 } as u32);
         push_number(out, attribute::NAT_REG_ADDR_MIN, FIRST_WORD);
         push_number(out, attribute::NAT_REG_PROTO_MIN, FIRST_WORD + len / 4);
+    });
+}
+
+fn push_verdict(out: &mut Vec<u8>, code: u32, chain: Option<&str>) {
+    push_expression(out, "immediate", |out| {
+        push_number(out, attribute::IMMEDIATE_DREG, 0);
+        push_nested(out, attribute::IMMEDIATE_DATA, |out| {
+            push_nested(out, attribute::DATA_VERDICT, |out| {
+                push_number(out, attribute::VERDICT_CODE, code);
+                chain.into_iter().for_each(|chain| push_text(out, attribute::VERDICT_CHAIN, chain));
+            });
+        });
     });
 }
 
@@ -209,6 +237,8 @@ pub enum Match {
     Destination(IpNet),
     /// IP protocol number.
     Protocol(u8),
+    /// Another IP protocol number.
+    NotProtocol(u8),
     /// Source port.
     SourcePort(u16),
     /// Destination port.
@@ -240,7 +270,8 @@ impl Match {
             Self::By(device) => push_device(out, libc::NFT_META_OIFNAME as u32, device),
             Self::Source(network) => push_network(out, *network, 12, 8),
             Self::Destination(network) => push_network(out, *network, 16, 24),
-            Self::Protocol(number) => push_protocol(out, *number),
+            Self::Protocol(number) => push_protocol(out, Is::Equal, *number),
+            Self::NotProtocol(number) => push_protocol(out, Is::Not, *number),
             Self::SourcePort(port) => push_payload(out, Header::Transport, 0, &port.to_be_bytes()),
             Self::DestinationPort(port) => push_payload(out, Header::Transport, 2, &port.to_be_bytes()),
             Self::Known => {
@@ -252,7 +283,7 @@ impl Match {
                 push_comparison(out, Is::Not, &0u32.to_ne_bytes());
             }
             Self::Discovery => {
-                push_protocol(out, libc::IPPROTO_ICMPV6 as u8);
+                push_protocol(out, Is::Equal, libc::IPPROTO_ICMPV6 as u8);
                 push_load(out, REGISTER, Header::Transport, 0, 1);
                 push_comparison(out, Is::AtLeast, &[SOLICITATION]);
                 push_comparison(out, Is::AtMost, &[ADVERTISEMENT]);
@@ -331,9 +362,9 @@ fn push_device(out: &mut Vec<u8>, key: u32, device: &str) {
     push_comparison(out, Is::Equal, &name);
 }
 
-fn push_protocol(out: &mut Vec<u8>, number: u8) {
+fn push_protocol(out: &mut Vec<u8>, is: Is, number: u8) {
     push_meta(out, REGISTER, libc::NFT_META_L4PROTO as u32);
-    push_comparison(out, Is::Equal, &[number]);
+    push_comparison(out, is, &[number]);
 }
 
 /// Matches the address at offset `v4` or `v6` of the network header.

@@ -14,10 +14,11 @@ use crate::netlink::octets;
 #[derive(Debug, Clone)]
 pub struct Set {
     /// Name, unique in its table.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// Length of a key in bytes, with each field padded to a multiple of four.
     pub key_len: u32,
-    /// Maximum number of keys; once the set is full, no further key is added.
+    /// Maximum number of keys; once the set is full, no further key is added. The kernel allocates memory for so many at once,
+    /// but not with 0: then the memory grows with the keys, of which there are at most 65,535.
     pub size: u32,
 }
 
@@ -25,11 +26,13 @@ impl Set {
     pub(super) fn attributes(&self, table: &str, number: u32) -> Vec<u8> {
         attributes(|out| {
             push_text(out, attribute::SET_TABLE, table);
-            push_text(out, attribute::SET_NAME, self.name);
+            push_text(out, attribute::SET_NAME, &self.name);
             push_number(out, attribute::SET_FLAGS, (libc::NFT_SET_TIMEOUT | libc::NFT_SET_EVAL) as u32);
             push_number(out, attribute::SET_KEY_LEN, self.key_len);
             push_number(out, attribute::SET_ID, number + 1);
-            push_nested(out, attribute::SET_DESCRIPTION, |out| push_number(out, attribute::SET_SIZE, self.size));
+            if self.size > 0 {
+                push_nested(out, attribute::SET_DESCRIPTION, |out| push_number(out, attribute::SET_SIZE, self.size));
+            }
         })
     }
 }

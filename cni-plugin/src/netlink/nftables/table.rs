@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn a_transaction_is_made_of_whole_messages_between_begin_and_end() {
         let rules = [Match::From("lo".to_owned()), Match::Known].map(|condition| Rule::accept(vec![condition]));
-        let set = Set { name: "s", key_len: 4, size: 1 };
+        let set = Set { name: "s".into(), key_len: 4, size: 1 };
         let table = Table::new(Family::Inet, "t").set(set).chain(Hook::Input, rules.to_vec());
         let (bytes, asked) = table.transaction(true).encoded(None);
         let mut kinds = Vec::new();

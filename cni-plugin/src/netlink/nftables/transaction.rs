@@ -40,9 +40,19 @@ impl Transaction {
         self.ask(family, libc::NFT_MSG_DELTABLE, 0, &body);
     }
 
-    /// Adds a set that rules keep. `number` is unique among the new sets of the transaction.
-    pub(super) fn set(&mut self, family: Family, table: &str, set: &Set, number: u32) {
+    /// Adds a set that rules keep, unless there is the same one; its keys stay. `number` is unique among the new sets of the
+    /// transaction.
+    pub fn set(&mut self, family: Family, table: &str, set: &Set, number: u32) {
         self.ask(family, libc::NFT_MSG_NEWSET, libc::NLM_F_CREATE, &set.attributes(table, number));
+    }
+
+    /// Removes a set that no rule uses; the transaction fails if there is none.
+    pub fn remove_set(&mut self, family: Family, table: &str, name: &str) {
+        let body = attributes(|out| {
+            push_text(out, attribute::SET_TABLE, table);
+            push_text(out, attribute::SET_NAME, name);
+        });
+        self.ask(family, libc::NFT_MSG_DELSET, 0, &body);
     }
 
     /// Adds a set unless there is the same one; its elements stay. `number` is unique among the new sets of the transaction.

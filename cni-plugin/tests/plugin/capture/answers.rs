@@ -65,6 +65,7 @@ fn asked_by_udp(source: &str, server: SocketAddr) -> bool {
 fn the_node_and_clients_outside_are_answered_with_a_dead_device() {
     for primary in BOTH {
         let mut site = Site::new(primary);
+        site.node.entry["capture"]["clear"] = "allow".into();
         let pod = site.captured("pod", 7);
         for (from, source) in [("node", "0.0.0.0"), ("other", OTHER_NODE)] {
             let (tcp, udp) = answered(&site, &pod, from, source, &pod.v4());
@@ -88,6 +89,7 @@ fn the_node_and_clients_outside_are_answered_with_a_dead_device() {
 fn a_pod_known_to_be_clear_is_answered_and_an_enrolled_one_is_not() {
     for primary in BOTH {
         let mut site = Site::new(primary);
+        site.node.entry["capture"]["clear"] = "allow".into();
         let pod = site.captured("pod", 7);
         let clear = site.pod("clear", 9);
         site.inside("other", &["ip", "route", "change", "10.244.1.0/24", "via", "192.0.2.1", "src", "10.244.2.9"]);

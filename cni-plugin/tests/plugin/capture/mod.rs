@@ -2,6 +2,7 @@
 //! after DEL. The instance is the fake one; its device is made by the tests and read by nobody.
 
 mod answers;
+mod clear;
 mod cost;
 mod refused;
 mod services;

@@ -92,6 +92,7 @@ fn arrives(site: &Site, from: &str, to: &str, at: &str, listen: &str) -> bool {
 fn neither_a_mark_nor_a_service_leads_around_the_tunnel_and_what_is_known_to_be_clear_passes_both_ways() {
     for primary in BOTH {
         let mut site = Site::new(primary);
+        site.node.entry["capture"]["clear"] = "allow".into();
         let [one, two] = [site.captured("one", 7), site.captured("two", 8)];
         let three = site.pod("three", 9);
         site.serve(SERVICE, &two.v4());

@@ -53,6 +53,7 @@ impl Pod {
 }
 
 pub(crate) const NODE: &str = "10.244.1.1";
+pub(crate) const NODE6: &str = "fd00:244:1::1";
 pub(crate) const SERVICE: &str = "10.96.0.5";
 pub(crate) const REMOTE_SERVICE: &str = "10.96.0.6";
 pub(crate) const REMOTE: &str = "10.244.2.8";
@@ -89,9 +90,22 @@ impl Site {
             ip(&["-n", &here, "link", "set", "cni0", "up"]);
         } else {
             // As the address of the node's tunnel device in other primary networks.
-            ip(&["-n", &here, "addr", "add", &format!("{NODE}/32"), "dev", "lo"]);
+            for address in [format!("{NODE}/32"), format!("{NODE6}/128")] {
+                ip(&["-n", &here, "addr", "add", &address, "dev", "lo"]);
+            }
         }
         site
+    }
+
+    /// Routes of both families to two pods that are not enrolled, 10.244.2.9 and fd00:244:2::9, and to the other node.
+    pub(crate) fn reach_pods_of_the_other_node(&self) {
+        let (here, there) = (self.namespace_of("node"), self.namespace_of("other"));
+        ip(&["-n", &here, "addr", "add", "2001:db8::1/64", "dev", "under", "nodad"]);
+        ip(&["-n", &there, "addr", "add", "2001:db8::2/64", "dev", "under", "nodad"]);
+        ip(&["-n", &there, "addr", "add", "fd00:244:2::9/128", "dev", "lo"]);
+        ip(&["-n", &here, "route", "add", "fd00:244:2::/64", "via", "2001:db8::2"]);
+        ip(&["-n", &there, "route", "add", "fd00:244:1::/64", "via", "2001:db8::1"]);
+        ip(&["-n", &there, "route", "add", "10.96.0.0/12", "via", "192.0.2.1"]);
     }
 
     fn namespace(&mut self, name: &str) -> String {
@@ -201,6 +215,19 @@ impl Site {
         }
     }
 
+    /// Like [`Site::add`], where only IPv4 is captured.
+    pub(crate) fn add_v4_only(&self, pod: &Pod) {
+        self.call("ADD", pod).expect_ok();
+        ip(&["-n", &pod.netns, "tuntap", "add", "nebula0", "mode", "tun"]);
+        self.inside(&pod.name, &["sysctl", "-qw", "net.ipv6.conf.nebula0.addr_gen_mode=1"]);
+        ip(&["-n", &pod.netns, "link", "set", "nebula0", "up"]);
+    }
+
+    /// The device by which the node reaches a pod.
+    pub(crate) fn way_to(&self, pod: &Pod) -> String {
+        if self.primary == Primary::Bridge { "cni0".to_owned() } else { pod.host_end() }
+    }
+
     /// A captured pod.
     pub(crate) fn captured(&mut self, name: &str, number: u8) -> Pod {
         let pod = self.pod(name, number);
@@ -242,6 +269,16 @@ impl Site {
             format!("chain {name} {{\ntype nat hook {hook} priority -100;\nip daddr {service} dnat to {to};\n}}\n")
         };
         let text = format!("table ip {table} {{\n{}{}}}", chain("prerouting", "pre"), chain("output", "out"));
+        self.inside("node", &["nft", &text]);
+    }
+
+    /// The same, with an address of the node as the source, as for node ports.
+    pub(crate) fn serve_masqueraded(&self, service: &str, to: &str) {
+        self.serve(service, to);
+        let table = format!("m{}", service.replace('.', "-"));
+        let text = format!(
+            "table ip {table} {{\nchain post {{\ntype nat hook postrouting priority 100;\nct original ip daddr {service} masquerade;\n}}\n}}"
+        );
         self.inside("node", &["nft", &text]);
     }
 

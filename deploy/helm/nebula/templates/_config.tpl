@@ -67,11 +67,12 @@ that address if it is one. */ -}}
     {{- fail (printf "enrol.namespaces names %s: the cluster's DNS and the CA must start before any pod can be enrolled" .) }}
   {{- end }}
 {{- end }}
+{{- $enrol := dict "namespaces" .Values.enrol.namespaces }}
 {{- if .Values.enrol.exceptNamespaces }}
-{{- dict "exceptNamespaces" (concat (list "kube-system" .Release.Namespace) .Values.enrol.exceptNamespaces | uniq) | toJson }}
-{{- else }}
-{{- dict "namespaces" .Values.enrol.namespaces | toJson }}
+  {{- $enrol = dict "exceptNamespaces" (concat (list "kube-system" .Release.Namespace) .Values.enrol.exceptNamespaces | uniq) }}
 {{- end }}
+{{- if .Values.enrol.optOut }}{{ $_ := set $enrol "optOut" true }}{{ end }}
+{{- $enrol | toJson }}
 {{- end }}
 
 {{- /* The chain entry but for `type`, `ca` and `stateDir`, which the agent adds. */ -}}
@@ -96,7 +97,7 @@ that address if it is one. */ -}}
     {{- fail "with capture.enabled, network.overlay must be the ranges of the cluster's pods, for example [10.244.0.0/16]" }}
   {{- end }}
   {{- $capture := dict "clear" .Values.capture.clear }}
-  {{- range $key := list "services" "exclude" }}
+  {{- range $key := list "services" "exclude" "accept" }}
     {{- with index $.Values.capture $key }}{{ $_ := set $capture $key . }}{{ end }}
   {{- end }}
   {{- $_ := set $entry "capture" $capture }}

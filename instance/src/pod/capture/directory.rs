@@ -67,6 +67,8 @@ impl Directory for ClusterDirectory {
             cluster_table::Found::NoEndpoint => Found::Refused,
             cluster_table::Found::Clear => match self.spec.clear {
                 Clear::Allow => Found::Clear,
+                // It may be an answer, which the rules on the node know.
+                Clear::Deny if self.spec.answers.contains(&protocol) => Found::Clear,
                 Clear::Deny => Found::Refused,
             },
             // Elsewhere in the overlay there is nothing but hosts of the overlay.
@@ -107,6 +109,7 @@ mod tests {
     use crate::pod::capture::table_file::tests::{spec, write};
 
     const TCP: u8 = 6;
+    const UDP: u8 = 17;
     const ICMP: u8 = 1;
     const SCTP: u8 = 132;
 
@@ -155,13 +158,14 @@ mod tests {
     #[test]
     fn the_policy_of_the_pod_decides_what_becomes_of_flows_to_who_is_not_enrolled() {
         let (_folder, plain) = directory(|_| ());
-        let (_folder, strict) = directory(|spec| spec.clear = Clear::Deny);
+        let (_folder, strict) = directory(|spec| (spec.clear, spec.answers) = (Clear::Deny, vec![UDP]));
         // A Service with one endpoint, which is not enrolled.
         let only_clear = Found::Service(Service { id: 0, ready: 0, clear: 1, affinity: Some(Duration::from_secs(9)) });
         for (to, expected) in [
             (target("10.244.1.1", 80, TCP), [Found::Peer { incarnation: 11 }; 2]),
             (target("fd00:244::1", 80, TCP), [Found::Peer { incarnation: 12 }; 2]),
             (target("10.244.1.2", 80, TCP), [Found::Clear, Found::Refused]),
+            (target("10.244.1.2", 80, UDP), [Found::Clear; 2]),
             (target("10.96.0.2", 80, TCP), [only_clear, Found::Refused]),
             (target("10.96.0.2", 80, SCTP), [only_clear, Found::Refused]),
             (target("10.244.9.9", 80, TCP), [Found::Unknown; 2]),

@@ -23,14 +23,80 @@ use crate::world::chaos::{Random, number};
 #[test]
 #[ignore = "needs root, network namespaces and a release build"]
 fn on_a_bridge_enrolled_pods_speak_through_the_tunnel_and_others_as_before() {
-    everybody_is_reached(&Town::new(Primary::Bridge, |_| ()));
+    everybody_is_reached(&Town::new(Primary::Bridge, |entry| entry["capture"]["clear"] = "allow".into()));
 }
 
 #[test]
 #[ignore = "needs root, network namespaces and a release build"]
 fn on_links_to_the_node_alone_enrolled_pods_speak_through_the_tunnel_and_others_as_before() {
     // Two threads share the flows of a pod.
-    everybody_is_reached(&Town::new(Primary::Links, |entry| entry["nebula"]["routines"] = 2.into()));
+    everybody_is_reached(&Town::new(Primary::Links, |entry| {
+        entry["nebula"]["routines"] = 2.into();
+        entry["capture"]["clear"] = "allow".into();
+    }));
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn who_has_no_certificate_answers_enrolled_pods_and_opens_nothing_to_them() {
+    for primary in [Primary::Bridge, Primary::Links] {
+        let town = Town::new(primary, |_| ());
+        let wires = town.wiretaps();
+        for family in FAMILIES {
+            let web = WEB.address(family);
+            for (target, whose) in [
+                (PLAIN.at(family), PLAIN),
+                (OTHER_PLAIN.at(family), OTHER_PLAIN),
+                (family.public_service(), OTHER_PLAIN),
+            ] {
+                for answer in [town.converse(PUBLIC, "web", target), town.exchange(PUBLIC, "web", target)] {
+                    assert_eq!(answer, (whose.name.to_owned(), web), "{primary:?} {target}");
+                }
+            }
+            // By its address, and by the Service of enrolled pods on both nodes.
+            for client in [PLAIN.name, OTHER_PLAIN.name, "n2"] {
+                for target in [WEB.at(family), family.service()] {
+                    nobody_answers(&town, client, target);
+                }
+            }
+            assert_eq!(town.converse(PUBLIC, "n1", WEB.at(family)).0, "web", "a probe of the kubelet");
+            assert_eq!(town.exchange(PUBLIC, "n1", WEB.at(family)).0, "web", "the same by UDP");
+            town.world().ping("n1", &web.to_string(), SOON);
+            assert_eq!(town.converse(SECRET, "web", DB.at(family)).0, "db");
+        }
+        wires.heard_nothing_in_clear();
+    }
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn where_clear_is_denied_accepted_clients_are_answered_all_the_same() {
+    let town = Town::new(Primary::Bridge, |entry| {
+        entry["capture"]["clear"] = "deny".into();
+        entry["capture"]["accept"] =
+            serde_json::json!([{"port": traffic::PORT}, {"port": traffic::PORT, "proto": "udp"}]);
+    });
+    for family in FAMILIES {
+        let web = WEB.address(family);
+        for client in [PLAIN, OTHER_PLAIN] {
+            let expected = ("web".to_owned(), client.address(family));
+            assert_eq!(town.converse(PUBLIC, client.name, WEB.at(family)), expected);
+            // The answer goes through the instance.
+            assert_eq!(town.exchange(PUBLIC, client.name, WEB.at(family)), expected);
+            nobody_answers(&town, "web", client.at(family));
+        }
+        nobody_answers(&town, "web", family.public_service());
+        assert_eq!(town.converse(PUBLIC, "n1", WEB.at(family)).0, "web", "a probe of the kubelet");
+        town.world().ping("n1", &web.to_string(), SOON);
+    }
+}
+
+/// Neither by TCP nor by UDP.
+fn nobody_answers(town: &Town, from: &str, target: std::net::SocketAddr) {
+    let asked = town.try_converse(from, target).err();
+    assert!(asked.is_some(), "{from} -> {target} by TCP");
+    let asked = traffic::exchange_once(town.world().namespace_of(from), PUBLIC, target).err();
+    assert!(asked.is_some(), "{from} -> {target} by UDP");
 }
 
 fn everybody_is_reached(town: &Town) {

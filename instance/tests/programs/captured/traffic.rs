@@ -40,12 +40,21 @@ pub(super) fn converse(namespace: String, words: &'static [u8], target: SocketAd
 
 /// Like [`converse`], with a datagram and its answer.
 pub(super) fn exchange(namespace: String, words: &'static [u8], target: SocketAddr) -> io::Result<Answer> {
+    exchange_within(namespace, words, target, 10)
+}
+
+/// Like [`exchange`], for what should not be answered.
+pub(super) fn exchange_once(namespace: String, words: &'static [u8], target: SocketAddr) -> io::Result<Answer> {
+    exchange_within(namespace, words, target, 1)
+}
+
+fn exchange_within(namespace: String, words: &'static [u8], target: SocketAddr, attempts: usize) -> io::Result<Answer> {
     within(namespace, move || {
         let socket = UdpSocket::bind((unspecified(target.ip()), 0))?;
         socket.connect(target)?;
         socket.set_read_timeout(Some(Duration::from_millis(500)))?;
         let mut answer = vec![0; 256];
-        for _ in 0..10 {
+        for _ in 0..attempts {
             socket.send(words)?;
             if let Ok(length) = socket.recv(&mut answer) {
                 answer.truncate(length);
