@@ -276,7 +276,7 @@ fn the_agent_is_told_where_the_ca_is_and_whom_to_enrol_and_never_the_namespace_o
     assert_eq!(nebula["ca"], json!({"service": "nebula-system/nebula-ca", "port": 8443}));
     assert_eq!(outside["ca"], json!({"url": "https://203.0.113.9:8443", "serverName": "ca.example"}));
     assert_eq!(nebula["entry"]["enrol"], json!({"namespaces": []}), "nothing is enrolled before somebody says so");
-    assert_eq!(every["entry"]["enrol"], json!({"namespaces": ["shop", "pay"]}));
+    assert_eq!(every["entry"]["enrol"], json!({"namespaces": ["shop", "pay"], "optOut": true}));
     assert_eq!(outside["entry"]["enrol"], json!({"exceptNamespaces": ["kube-system", "other", "monitoring"]}));
     assert_eq!(every["entry"]["nebula"]["relay"]["relays"], json!(["10.8.255.7", "10.8.255.8", "10.8.255.9"]));
     assert_eq!(nebula["entry"]["nebula"]["relay"]["relays"], json!(["10.77.255.1", "10.77.255.2"]));
