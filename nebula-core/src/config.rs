@@ -495,9 +495,9 @@ impl Default for Handshakes {
             // This costs about half a core. A fleet that reconnects all at once is served after a few retries.
             max_new_per_second: NonZeroU32::new(4000),
             // Less than a kilobyte each, or ten kilobytes once the peer has an endpoint.
-            max_pending: 8192,
+            max_pending: 4096,
             // Packets may be 64 KiB super-packets, so limiting their number would not limit memory.
-            max_waiting_bytes: 16 << 20,
+            max_waiting_bytes: 8 << 20,
         }
     }
 }

@@ -324,14 +324,14 @@ pub(super) const KEYS: &[Key] = &[
     key(
         "handshakes.max_pending",
         Number(1, 1 << 20),
-        "8192, of a pod 512",
+        "4096, of a pod 512",
         OnStart,
         "own handshakes under way at a time, up to 10 kB each; for more, those that found no endpoint give way (not in Go)",
     ),
     key(
         "handshakes.max_waiting_bytes",
         Number(1, 1 << 30),
-        "16777216, of a pod 2097152",
+        "8388608, of a pod 2097152",
         OnStart,
         "bytes of packets that wait for a handshake, over all peers (not in Go)",
     ),
