@@ -12,4 +12,5 @@ pub use tcp::Keepalive;
 
 pub use net::{
     BlockingListener, BlockingNet, BlockingStream, Builder, Net, StartError, TcpListener, TcpStream, UdpSocket,
+    Unreached,
 };

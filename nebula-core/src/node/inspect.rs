@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nebula_cert::Version;
+use nebula_cert::{Certificate, Version};
 
 use super::Node;
 use super::path_choice::{PathReason, PathStatus};
@@ -247,6 +247,12 @@ impl Node {
     #[must_use]
     pub fn own_name(&self) -> &str {
         self.config.identity.primary().name()
+    }
+
+    /// This node's own certificate; of several, the primary one.
+    #[must_use]
+    pub fn own_certificate(&self) -> &Certificate {
+        self.config.identity.primary()
     }
 
     /// Live tunnels, ordered by peer address.

@@ -40,12 +40,30 @@ impl BlockingNet {
         wait(self.net.dial(target)).map(BlockingStream)
     }
 
+    /// See [`Net::dial_timeout`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn dial_timeout(&self, target: &str, limit: Duration) -> io::Result<BlockingStream> {
+        let _inside = self.runtime.enter();
+        wait(self.net.dial_timeout(target, limit)).map(BlockingStream)
+    }
+
     /// See [`Net::listen`].
     ///
     /// # Errors
     /// As there.
     pub fn listen(&self, port: u16) -> io::Result<BlockingListener> {
         self.net.listen(port).map(BlockingListener)
+    }
+
+    /// See [`Net::up_timeout`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn up_timeout(&self, peer: IpAddr, limit: Duration) -> io::Result<VerifiedCertificate> {
+        let _inside = self.runtime.enter();
+        wait(self.net.up_timeout(peer, limit))
     }
 
     /// See [`Net::up`].

@@ -10,6 +10,7 @@ use nebula_core::lighthouse::LocalAddress;
 use nebula_core::{Config, Engine, NoRandomness, Seed};
 use tokio::sync::mpsc;
 
+use super::dial::{self, Unreached};
 use super::driver::{Allow, Driver, Shared};
 use super::socket::Socket;
 use super::{BlockingNet, Net, clock, driver};
@@ -48,6 +49,9 @@ pub enum StartError {
     /// The operating system gave no random bytes.
     #[error(transparent)]
     NoRandomness(#[from] NoRandomness),
+    /// No certificate of the identity is valid now.
+    #[error(transparent)]
+    Identity(Unreached),
     /// The socket on the underlay cannot be opened.
     #[error("cannot open the UDP socket")]
     Socket(#[from] io::Error),
@@ -129,7 +133,7 @@ impl Builder {
     /// Starts the node as a task of the tokio runtime that this is called in.
     ///
     /// # Errors
-    /// Returns an error if the configuration contradicts itself, or the socket cannot be opened.
+    /// Returns an error if the configuration contradicts itself, no certificate of the identity is valid now, or the socket cannot be opened.
     ///
     /// # Panics
     /// Panics outside of a tokio runtime with time and IO enabled.
@@ -158,6 +162,12 @@ impl Builder {
     fn build(self) -> Result<(Net, Driver), StartError> {
         let Self { mut config, bind, socket, stack, allow, ends_with_tunnel, local_addresses, dns_port } = self;
         config.validate()?;
+        let causes: Vec<_> = config.identity.certificates().filter_map(dial::own_certificate).collect();
+        if causes.len() == config.identity.certificates().count()
+            && let Some(cause) = causes.into_iter().next()
+        {
+            return Err(StartError::Identity(cause));
+        }
         let socket = match socket {
             Some(socket) => socket,
             None => driver::bind(bind)?,

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,8 @@ use nebula_cert::VerifiedCertificate;
 use nebula_core::{Engine, Event, Node, Output, Packet, TunnelDownReason};
 use tokio::sync::{Notify, broadcast, mpsc};
 
-use super::clock;
 use super::socket::{RECEIVE_BUFFER, Socket};
+use super::{clock, dial};
 use crate::stack::{Stack, names};
 
 /// Calls the control plane.
@@ -134,7 +134,21 @@ impl Driver {
     fn call(&mut self, work: Work) {
         let now = clock::now();
         let output = work(&mut self.engine, now);
-        self.shared.take(output, now, &mut self.socket, &mut self.unsent);
+        let lost = self.shared.take(output, now, &mut self.socket, &mut self.unsent);
+        self.give_up(now, &lost);
+    }
+
+    /// Connections that are being opened to these peers, or to hosts behind them, fail.
+    fn give_up(&self, now: Instant, lost: &[IpAddr]) {
+        if lost.is_empty() {
+            return;
+        }
+        let mut stack = self.shared.stack();
+        for (id, flow) in stack.opening() {
+            if dial::peer_of(self.engine.node(), now, flow).is_some_and(|peer| lost.contains(&peer)) {
+                stack.fail_opening(now, id);
+            }
+        }
     }
 
     /// Does what can be done without waiting. Returns whether there is more.
@@ -152,7 +166,8 @@ impl Driver {
         let received = self.receive(now);
         let Self { engine, socket, shared, unsent, .. } = self;
         if engine.poll_timeout().is_some_and(|due| due <= now) {
-            shared.take(engine.timeout(now), now, socket, unsent);
+            let lost = shared.take(engine.timeout(now), now, socket, unsent);
+            self.give_up(now, &lost);
         }
         self.shared.stack().timeout(now);
         let sent = self.send(now);
@@ -165,7 +180,8 @@ impl Driver {
             match self.socket.receive(&mut self.buffer) {
                 Ok(Some(received)) => {
                     let output = self.engine.receive_all(now, &mut self.buffer, &[received]);
-                    self.shared.take(output, now, &mut self.socket, &mut self.unsent);
+                    let lost = self.shared.take(output, now, &mut self.socket, &mut self.unsent);
+                    self.give_up(now, &lost);
                 }
                 Ok(None) => return false,
                 // An ICMP error for an earlier datagram.
@@ -177,8 +193,8 @@ impl Driver {
 
     /// Sends what the stack has, up to a limit. Returns whether that was reached.
     fn send(&mut self, now: Instant) -> bool {
-        let Self { engine, socket, shared, unsent, packet, .. } = self;
         for _ in 0..BURST {
+            let Self { engine, socket, shared, unsent, packet, .. } = self;
             if !unsent.is_empty() {
                 return false;
             }
@@ -188,10 +204,11 @@ impl Driver {
             let len = packet.len().min(head.len());
             let output = engine.send(now, packet, offload);
             let dropped = output.dropped();
-            shared.take(output, now, socket, unsent);
+            let lost = shared.take(output, now, socket, unsent);
             if dropped.is_some() {
                 shared.stack().unreachable(now, &head[..len]);
             }
+            self.give_up(now, &lost);
         }
         true
     }
@@ -199,7 +216,16 @@ impl Driver {
 
 impl Shared {
     /// Does what an output of the engine asks for.
-    fn take(&self, output: Output<'_>, now: Instant, socket: &mut Socket, unsent: &mut VecDeque<Unsent>) {
+    ///
+    /// Returns the peers that did not answer a handshake.
+    fn take(
+        &self,
+        output: Output<'_>,
+        now: Instant,
+        socket: &mut Socket,
+        unsent: &mut VecDeque<Unsent>,
+    ) -> Vec<IpAddr> {
+        let mut lost = Vec::new();
         send_out(output, socket, unsent);
         let mut packets = output.packets().peekable();
         if packets.peek().is_some() {
@@ -215,7 +241,7 @@ impl Shared {
         for event in output.events() {
             tracing::debug!(?event, "overlay");
             match event {
-                Event::HandshakeTimedOut { peer, .. } => self.stack().peer_unreachable(now, *peer),
+                Event::HandshakeTimedOut { peer, .. } => lost.push(*peer),
                 Event::TunnelDown { peer, reason, .. } if self.ends_with_tunnel && is_gone(reason) => {
                     self.stack().lose_peer(now, peer);
                 }
@@ -224,6 +250,7 @@ impl Shared {
             // Nobody may be interested.
             let _ = self.events.send(event.clone());
         }
+        lost
     }
 
     /// Decides about the connection that a packet asks for, and gives the one that it opens the peer's certificate.

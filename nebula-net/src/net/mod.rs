@@ -3,6 +3,7 @@
 mod blocking;
 mod builder;
 mod clock;
+mod dial;
 mod driver;
 mod names;
 mod socket;
@@ -18,9 +19,11 @@ use std::time::{Duration, Instant};
 use nebula_cert::VerifiedCertificate;
 use nebula_core::{Config, Engine, Event, Node, Output, Part};
 use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::time::timeout;
 
 pub use self::blocking::{BlockingListener, BlockingNet, BlockingStream};
 pub use self::builder::{Builder, StartError};
+pub use self::dial::Unreached;
 use self::driver::{Shared, Work};
 pub use self::stream::{TcpListener, TcpStream};
 pub use self::udp::UdpSocket;
@@ -74,10 +77,20 @@ impl Net {
     /// that the DNS of a lighthouse knows. The peer's certificate is known when this returns.
     ///
     /// # Errors
-    /// Returns an error if the name is unknown, there is no way to the peer, or it refuses or does not answer within 30 seconds.
+    /// Returns an error if the name is unknown, there is no way to the peer, or it refuses or does not answer within 30 seconds. Its source
+    /// is an [`Unreached`], which tells what the node knows about the cause.
     pub async fn dial(&self, target: &str) -> io::Result<TcpStream> {
-        let remote = self.resolve(target).await?;
-        self.dial_address(remote).await
+        self.dial_timeout(target, DIAL_TIMEOUT).await
+    }
+
+    /// Like [`Net::dial`], with a time limit.
+    ///
+    /// # Errors
+    /// As [`Net::dial`].
+    pub async fn dial_timeout(&self, target: &str, limit: Duration) -> io::Result<TcpStream> {
+        let until = clock::now() + limit;
+        let remote = timeout(limit, self.resolve(target)).await.map_err(|_| crate::tcp::Error::TimedOut)??;
+        self.dial_address_timeout(remote, until.saturating_duration_since(clock::now())).await
     }
 
     /// Like [`Net::dial`], without names.
@@ -85,18 +98,31 @@ impl Net {
     /// # Errors
     /// As [`Net::dial`].
     pub async fn dial_address(&self, remote: SocketAddr) -> io::Result<TcpStream> {
+        self.dial_address_timeout(remote, DIAL_TIMEOUT).await
+    }
+
+    /// Like [`Net::dial_timeout`], without names.
+    ///
+    /// # Errors
+    /// As [`Net::dial`].
+    pub async fn dial_address_timeout(&self, remote: SocketAddr, limit: Duration) -> io::Result<TcpStream> {
         let id = self.inner.shared.with(|stack, now| stack.connect(now, remote))?;
         let stream = TcpStream::new(Arc::clone(&self.inner), id);
+        let local = stream.local_addr()?.ip();
         let opened = wait_for(
             &self.inner.shared,
             |stack, _, waiter| stack.poll_open(id, waiter),
             |stack, ticket| stack.leave_write(id, ticket),
         );
-        match tokio::time::timeout(DIAL_TIMEOUT, opened).await {
-            Ok(Ok(())) => Ok(stream),
-            Ok(Err(error)) => Err(error.into()),
-            Err(_) => Err(crate::tcp::Error::TimedOut.into()),
-        }
+        let error = match timeout(limit, opened).await {
+            Ok(Ok(())) => return Ok(stream),
+            Ok(Err(error)) => error,
+            Err(_) => crate::tcp::Error::TimedOut,
+        };
+        let ask = self.with_engine(move |engine, now| {
+            (dial::why(engine.node(), now, (local, remote), error), engine.timeout(now))
+        });
+        Err(ask.await?.into())
     }
 
     /// Listens on a port of all overlay addresses; 0 for any free one.
@@ -132,8 +158,16 @@ impl Net {
     /// Waits until there is a tunnel to a peer, and starts a handshake if there is none. Returns the peer's certificate.
     ///
     /// # Errors
-    /// Returns an error if nobody answers within 30 seconds.
+    /// Returns an error if nobody answers within 30 seconds, with an [`Unreached`] as its source.
     pub async fn up(&self, peer: IpAddr) -> io::Result<VerifiedCertificate> {
+        self.up_timeout(peer, DIAL_TIMEOUT).await
+    }
+
+    /// Like [`Net::up`], with a time limit.
+    ///
+    /// # Errors
+    /// As [`Net::up`].
+    pub async fn up_timeout(&self, peer: IpAddr, limit: Duration) -> io::Result<VerifiedCertificate> {
         let mut events = self.events();
         let ask = || {
             self.with_engine(move |engine, now| match engine.certificate(peer) {
@@ -144,19 +178,23 @@ impl Net {
         let wait = async {
             loop {
                 if let Some(certificate) = ask().await? {
-                    return Ok(certificate);
+                    return Ok(Some(certificate));
                 }
                 match events.recv().await {
-                    Ok(Event::HandshakeTimedOut { peer: lost, .. }) if lost == peer => {
-                        return Err(io::Error::from(crate::tcp::Error::Unreachable));
-                    }
+                    Ok(Event::HandshakeTimedOut { peer: lost, .. }) if lost == peer => return Ok(None),
                     Err(broadcast::error::RecvError::Closed) => return Err(ended()),
                     _ => {}
                 }
             }
         };
-        let result = tokio::time::timeout(DIAL_TIMEOUT, wait).await;
-        result.unwrap_or_else(|_| Err(crate::tcp::Error::TimedOut.into()))
+        if let Some(certificate) = timeout(limit, wait).await.unwrap_or(Ok(None))? {
+            return Ok(certificate);
+        }
+        let ask = self.with_engine(move |engine, now| {
+            let cause = dial::no_tunnel(engine.node(), now, peer);
+            (cause, engine.timeout(now))
+        });
+        Err(ask.await?.into())
     }
 
     /// What happens in the control plane from now on. A receiver that falls behind loses the oldest events and is told how many.

@@ -325,6 +325,22 @@ impl Stack {
         }
     }
 
+    /// Connections that this side is opening.
+    #[must_use]
+    pub fn opening(&self) -> Vec<(Id, Flow)> {
+        let ids = self.connections.ids();
+        let opening = ids.filter_map(|id| Some((id, self.connections.get(id)?)));
+        opening.filter(|(_, entry)| entry.stage == Stage::Opening).map(|(id, entry)| (id, entry.flow)).collect()
+    }
+
+    /// A connection that this side is opening fails, for there is no way to the peer.
+    pub fn fail_opening(&mut self, now: Instant, id: Id) {
+        if let Some(entry) = self.connections.get_mut(id) {
+            entry.connection.unreachable(Error::Unreachable);
+            self.settle(now, id);
+        }
+    }
+
     /// Ends all connections to the peer with these addresses, and to hosts behind it, because it is known to be gone.
     pub fn lose_peer(&mut self, now: Instant, peer: &[IpAddr]) {
         for id in self.connections.ids().collect::<Vec<_>>() {

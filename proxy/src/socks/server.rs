@@ -142,7 +142,10 @@ fn reply_to(error: &Unreached) -> Reply {
         Unreached::UnknownName(_) => Reply::HostUnreachable,
         Unreached::Failed(error) => match error.kind() {
             io::ErrorKind::ConnectionRefused => Reply::Refused,
-            io::ErrorKind::HostUnreachable | io::ErrorKind::TimedOut => Reply::HostUnreachable,
+            io::ErrorKind::PermissionDenied => Reply::NotAllowed,
+            io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable | io::ErrorKind::TimedOut => {
+                Reply::HostUnreachable
+            }
             _ => Reply::Failure,
         },
     }
