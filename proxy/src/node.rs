@@ -81,8 +81,10 @@ impl Node {
         // The reasons are in the log.
         let Ok(Ok(reloaded)) = read.await else { return };
         let edit = reloaded.edit(&self.settings, self.names.as_ref());
-        // An error says that the node has ended.
-        let Ok(changed) = self.overlay.net.reconfigure(edit).await else { return };
+        let changed = match self.overlay.net.reconfigure(edit).await {
+            Ok(changed) => changed,
+            Err(error) => return tracing::error!(%error, "Nothing of the configuration is changed"),
+        };
         reloaded.report(&changed, &self.settings);
         let old = std::mem::replace(&mut self.settings, reloaded.settings);
         report_unserved(&self.settings);
@@ -139,12 +141,10 @@ impl Node {
     pub(crate) async fn end(self) {
         let Self { overlay, names, mut tasks, .. } = self;
         drop(names);
-        let mut happened = overlay.net.events();
         tasks.shutdown().await;
         overlay.net.close();
-        let ended = async { while !matches!(happened.recv().await, Err(broadcast::error::RecvError::Closed)) {} };
         // A datagram may be lost anyway.
-        let _ = tokio::time::timeout(END_TIMEOUT, ended).await;
+        let _ = tokio::time::timeout(END_TIMEOUT, overlay.net.closed()).await;
     }
 }
 

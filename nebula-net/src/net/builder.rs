@@ -161,13 +161,7 @@ impl Builder {
 
     fn build(self) -> Result<(Net, Driver), StartError> {
         let Self { mut config, bind, socket, stack, allow, ends_with_tunnel, local_addresses, dns_port } = self;
-        config.validate()?;
-        let causes: Vec<_> = config.identity.certificates().filter_map(dial::own_certificate).collect();
-        if causes.len() == config.identity.certificates().count()
-            && let Some(cause) = causes.into_iter().next()
-        {
-            return Err(StartError::Identity(cause));
-        }
+        check(&config)?;
         let socket = match socket {
             Some(socket) => socket,
             None => driver::bind(bind)?,
@@ -192,4 +186,14 @@ impl Builder {
         let driver = Driver::new(engine, socket, Arc::clone(&shared), receiver);
         Ok((Net::new(shared, sender, lighthouses, dns_port), driver))
     }
+}
+
+/// Whether a node can run with a configuration.
+pub(crate) fn check(config: &Config) -> Result<(), StartError> {
+    config.validate()?;
+    let causes: Vec<_> = config.identity.certificates().filter_map(dial::own_certificate).collect();
+    if causes.len() < config.identity.certificates().count() {
+        return Ok(());
+    }
+    causes.into_iter().next().map_or(Ok(()), |cause| Err(StartError::Identity(cause)))
 }

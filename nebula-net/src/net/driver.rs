@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use nebula_cert::VerifiedCertificate;
 
 use nebula_core::{Engine, Event, Node, Output, Packet, TunnelDownReason};
-use tokio::sync::{Notify, broadcast, mpsc};
+use tokio::sync::{Notify, broadcast, mpsc, watch};
 
 use super::socket::{RECEIVE_BUFFER, Socket};
 use super::{clock, dial};
@@ -32,7 +32,9 @@ pub(crate) struct Shared {
     stack: Mutex<Stack>,
     /// The stack may have something to send, or is due earlier.
     wake: Notify,
-    pub(crate) events: broadcast::Sender<Event>,
+    /// `None` once the node has ended.
+    events: Mutex<Option<broadcast::Sender<Event>>>,
+    ended: watch::Sender<bool>,
     allow: Option<Allow>,
     /// Connections end when the tunnel of their peer is given up.
     ends_with_tunnel: bool,
@@ -46,8 +48,8 @@ impl std::fmt::Debug for Shared {
 
 impl Shared {
     pub(crate) fn new(stack: Stack, allow: Option<Allow>, ends_with_tunnel: bool) -> Self {
-        let (stack, events) = (Mutex::new(stack), broadcast::Sender::new(64));
-        Self { stack, wake: Notify::new(), events, allow, ends_with_tunnel }
+        let (stack, events) = (Mutex::new(stack), Mutex::new(Some(broadcast::Sender::new(64))));
+        Self { stack, wake: Notify::new(), events, ended: watch::Sender::new(false), allow, ends_with_tunnel }
     }
 
     /// Calls the stack, and lets what comes of it be sent.
@@ -61,6 +63,24 @@ impl Shared {
             self.wake.notify_one();
         }
         result
+    }
+
+    /// Lets the task look what there is to do.
+    pub(crate) fn wake(&self) {
+        self.wake.notify_one();
+    }
+
+    /// What happens in the control plane from now on.
+    pub(crate) fn subscribe(&self) -> broadcast::Receiver<Event> {
+        let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        // Of a node that has ended, a receiver whose sender is gone.
+        events.as_ref().map_or_else(|| broadcast::channel(1).1, broadcast::Sender::subscribe)
+    }
+
+    /// Waits until the node has ended.
+    pub(crate) async fn ended(&self) {
+        // An error would say that the sender is gone, which this keeps.
+        let _ = self.ended.subscribe().wait_for(|ended| *ended).await;
     }
 
     fn stack(&self) -> MutexGuard<'_, Stack> {
@@ -104,6 +124,9 @@ impl Driver {
         loop {
             let more = self.turn();
             let now = clock::now();
+            if self.shared.stack().is_shut() && !more {
+                break;
+            }
             if ends.is_some_and(|at| now >= at) || ends.is_some() && self.shared.stack().unfinished() == 0 {
                 break;
             }
@@ -128,7 +151,6 @@ impl Driver {
         let now = clock::now();
         let ((), output) = self.engine.control(now, |node: &mut Node| node.close_all(now));
         send_out(output, &mut self.socket, &mut self.unsent);
-        self.shared.with(|stack, now| stack.abort_all(now));
     }
 
     fn call(&mut self, work: Work) {
@@ -214,6 +236,15 @@ impl Driver {
     }
 }
 
+/// However it ends: by itself, with its runtime, or because a closure of the program panicked.
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.shared.with(|stack, now| stack.shut(now));
+        *self.shared.events.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.shared.ended.send_replace(true);
+    }
+}
+
 impl Shared {
     /// Does what an output of the engine asks for.
     ///
@@ -247,8 +278,10 @@ impl Shared {
                 }
                 _ => {}
             }
-            // Nobody may be interested.
-            let _ = self.events.send(event.clone());
+            if let Some(events) = self.events.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
+                // Nobody may be interested.
+                let _ = events.send(event.clone());
+            }
         }
         lost
     }

@@ -28,12 +28,13 @@ use self::driver::{Shared, Work};
 pub use self::stream::{TcpListener, TcpStream};
 pub use self::udp::UdpSocket;
 use self::waiting::wait_for;
-use crate::stack::Counters;
+use crate::stack::{Counters, Stack};
 
 /// A node of the overlay inside this program. Cheap to clone; all clones are the same node.
 ///
 /// The node ends once the program has dropped all clones, streams, listeners and sockets: what was written is delivered, for a few
-/// seconds at most, and peers are told that the node is gone. [`Net::close`] ends it at once.
+/// seconds at most, and peers are told that the node is gone. [`Net::close`] ends it at once. Whatever is asked of a node that has ended
+/// fails with [`NotConnected`](io::ErrorKind::NotConnected).
 #[derive(Debug, Clone)]
 pub struct Net {
     inner: Arc<Inner>,
@@ -200,7 +201,7 @@ impl Net {
     /// What happens in the control plane from now on. A receiver that falls behind loses the oldest events and is told how many.
     #[must_use]
     pub fn events(&self) -> broadcast::Receiver<Event> {
-        self.inner.shared.events.subscribe()
+        self.inner.shared.subscribe()
     }
 
     /// Calls the control plane: to reload the configuration, to close tunnels, to look into it.
@@ -218,9 +219,22 @@ impl Net {
     /// as they were.
     ///
     /// # Errors
-    /// Returns an error if the node has ended.
+    /// Returns an error of the kind [`InvalidInput`](io::ErrorKind::InvalidInput) whose source is a [`StartError`], and changes nothing, if
+    /// a node would not start with that configuration; another error if the node has ended.
     pub async fn reconfigure(&self, change: impl FnOnce(&mut Config) + Send + 'static) -> io::Result<Vec<Part>> {
-        self.with_engine(|engine, now| engine.control(now, |node| node.reconfigure(now, change))).await
+        let edited = self.with_engine(move |engine, now| {
+            let mut refused = None;
+            let edit = |config: &mut Config| {
+                let before = config.clone();
+                change(config);
+                if let Err(error) = builder::check(config) {
+                    (*config, refused) = (before, Some(error));
+                }
+            };
+            let (parts, output) = engine.control(now, |node| node.reconfigure(now, edit));
+            (refused.map_or(Ok(parts), Err), output)
+        });
+        edited.await?.map_err(|refused| io::Error::new(io::ErrorKind::InvalidInput, refused))
     }
 
     async fn with_engine<T: Send + 'static>(
@@ -238,12 +252,33 @@ impl Net {
         receiver.await.map_err(|_| ended())
     }
 
-    /// Ends all connections with a reset, and listeners and sockets with an error. The node itself ends once everything is dropped.
-    pub fn close(self) {
-        self.inner.shared.with(|stack, now| stack.abort_all(now));
+    /// Ends the node, for all clones: connections with a reset, listeners and sockets with an error, and peers are told. What is tried
+    /// later fails with [`NotConnected`](io::ErrorKind::NotConnected). [`Net::closed`] waits until it has ended.
+    pub fn close(&self) {
+        self.inner.shared.with(|stack, now| stack.shut(now));
+        self.inner.shared.wake();
+    }
+
+    /// Waits until the node has ended: because it was closed, or its runtime ended, or a closure of the program panicked in it.
+    pub async fn closed(&self) {
+        self.inner.shared.ended().await;
+    }
+
+    /// Waits until no connection has anything to deliver: peers have all that was written, and both sides have closed.
+    pub async fn wait_idle(&self) {
+        wait_for(&self.inner.shared, |stack, _, waiter| stack.poll_idle(waiter), Stack::leave_idle).await;
     }
 }
 
 fn ended() -> io::Error {
-    crate::tcp::Error::Closed.into()
+    crate::tcp::Error::NodeEnded.into()
+}
+
+/// Why a port cannot be opened.
+fn not_bound(stack: &Stack, address: Option<IpAddr>) -> io::Error {
+    if stack.is_shut() {
+        return ended();
+    }
+    let is_own = address.is_none_or(|address| stack.addresses().contains(&address));
+    if is_own { io::ErrorKind::AddrInUse.into() } else { io::ErrorKind::AddrNotAvailable.into() }
 }

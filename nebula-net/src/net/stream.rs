@@ -12,7 +12,7 @@ use nebula_cert::VerifiedCertificate;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::waiting::wait_for;
-use super::{Inner, ended};
+use super::{Inner, ended, not_bound};
 use crate::stack::{Flow, Id};
 use crate::tcp::{Error, Keepalive};
 
@@ -168,8 +168,8 @@ pub struct TcpListener {
 
 impl TcpListener {
     pub(crate) fn new(inner: Arc<Inner>, address: Option<IpAddr>, port: u16) -> io::Result<Self> {
-        let port = inner.shared.with(|stack, _| stack.listen(address, port));
-        let port = port.ok_or(io::ErrorKind::AddrInUse)?;
+        let port =
+            inner.shared.with(|stack, _| stack.listen(address, port).ok_or_else(|| not_bound(stack, address)))?;
         Ok(Self { inner, address, port })
     }
 

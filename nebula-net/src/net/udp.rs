@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::waiting::wait_for;
-use super::{Inner, ended};
+use super::{Inner, ended, not_bound};
 
 /// A UDP port on the overlay.
 #[derive(Debug)]
@@ -17,8 +17,8 @@ pub struct UdpSocket {
 
 impl UdpSocket {
     pub(crate) fn new(inner: Arc<Inner>, address: Option<IpAddr>, port: u16) -> io::Result<Self> {
-        let port = inner.shared.with(|stack, _| stack.bind_udp(address, port));
-        let port = port.ok_or(io::ErrorKind::AddrInUse)?;
+        let port =
+            inner.shared.with(|stack, _| stack.bind_udp(address, port).ok_or_else(|| not_bound(stack, address)))?;
         Ok(Self { inner, address, port })
     }
 
@@ -28,18 +28,15 @@ impl UdpSocket {
         self.port
     }
 
-    /// Sends a datagram.
+    /// Sends a datagram. `Ok` does not mean that it arrives.
     ///
     /// # Errors
-    /// Returns an error if it is longer than the MTU allows, if the node has no address of that family, or if too many wait already.
-    /// `Ok` does not mean that it arrives.
+    /// Returns EMSGSIZE if it is longer than the MTU allows, [`InvalidInput`](io::ErrorKind::InvalidInput) for a destination without address
+    /// or port, [`AddrNotAvailable`](io::ErrorKind::AddrNotAvailable) if the node has no address of that family,
+    /// [`WouldBlock`](io::ErrorKind::WouldBlock) if too many wait to be sent, and [`NotConnected`](io::ErrorKind::NotConnected) once the
+    /// node has ended.
     pub fn send_to(&self, payload: &[u8], remote: SocketAddr) -> io::Result<()> {
-        let sent = self.inner.shared.with(|stack, _| stack.send_to(self.address, self.port, remote, payload));
-        if sent {
-            Ok(())
-        } else {
-            Err(io::Error::other("too long, no address of that family, or too many datagrams wait"))
-        }
+        Ok(self.inner.shared.with(|stack, _| stack.send_to(self.address, self.port, remote, payload))?)
     }
 
     /// Waits for a datagram. Returns its payload and its source. Any number of tasks may wait at the same time, and each may give up.

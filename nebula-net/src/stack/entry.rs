@@ -42,6 +42,8 @@ pub(crate) struct Entry {
     pub(crate) dialled: bool,
     /// The program dropped it.
     pub(crate) orphaned: bool,
+    /// It has nothing to deliver any more.
+    pub(crate) finished: bool,
     /// In the list of those in TIME-WAIT.
     pub(crate) resting: bool,
     pub(crate) readers: Waiters,
@@ -60,6 +62,7 @@ impl Entry {
             scheduled: None,
             dialled: false,
             orphaned: false,
+            finished: false,
             resting: false,
             readers: Waiters::default(),
             writers: Waiters::default(),

@@ -46,6 +46,8 @@ use crate::tcp::{Begin, Connection, Error, State, TcpOptions};
 pub use self::asked::Asked;
 pub use self::slots::Id;
 use self::slots::Slots;
+pub use self::sockets::SendError;
+use self::waiters::Waiters;
 pub use self::waiters::{Ticket, Waiter};
 
 /// Bounds on what peers can make a node keep.
@@ -138,6 +140,11 @@ pub struct Stack {
     /// Connections of this side that were opened since the last look.
     opened: VecDeque<Id>,
     time_wait: VecDeque<Id>,
+    /// Connections that have something to deliver, and who waits until there is none.
+    unfinished: usize,
+    idle: Waiters,
+    /// Everything has ended.
+    is_shut: bool,
 }
 
 /// What a stack had to do because peers asked for much.
@@ -192,6 +199,9 @@ impl Stack {
             counters: Counters::default(),
             opened: VecDeque::new(),
             time_wait: VecDeque::new(),
+            unfinished: 0,
+            idle: Waiters::default(),
+            is_shut: false,
         }
     }
 
@@ -210,11 +220,7 @@ impl Stack {
     /// Number of connections that still have something to deliver.
     #[must_use]
     pub fn unfinished(&self) -> usize {
-        let over = |id: &Id| {
-            let state = self.connections.get(*id).map(|entry| entry.connection.state());
-            matches!(state, None | Some(State::TimeWait | State::Closed))
-        };
-        self.connections.ids().filter(|id| !over(id)).count()
+        self.unfinished
     }
 
     /// What happened because peers asked for much.
@@ -238,6 +244,7 @@ impl Stack {
         }
         let buffered: usize = entries().map(|entry| entry.connection.buffered()).sum();
         assert_eq!(self.peers.totals(), (self.connections.len(), buffered));
+        assert_eq!(entries().filter(|entry| !entry.finished).count(), self.unfinished);
         // A segment may make the last chunk of a connection grow by as much as it has.
         let most = self.limits.receive_memory + self.connections.len() * (2 * RESERVE) + (1 << 16);
         assert!(buffered <= most, "{buffered} bytes are kept");
@@ -382,6 +389,9 @@ impl Stack {
     /// Returns an error if the node has no address of that family, the remote address is its own, or there are too many
     /// connections.
     pub fn connect(&mut self, now: Instant, remote: SocketAddr) -> Result<Id, Error> {
+        if self.is_shut {
+            return Err(Error::NodeEnded);
+        }
         if self.addresses.contains(&remote.ip()) {
             return Err(Error::OwnAddress);
         }
@@ -451,6 +461,7 @@ impl Stack {
     fn insert(&mut self, entry: Entry) -> Id {
         let flow = entry.flow;
         let id = self.connections.insert(entry);
+        self.unfinished += 1;
         self.flows.insert(flow, id);
         id
     }
@@ -496,6 +507,10 @@ impl Stack {
             entry.stage = Stage::Open;
         }
         entry.wake_if_ready();
+        if matches!(state, State::TimeWait | State::Closed) {
+            self.finish(id);
+        }
+        let Some(entry) = self.connections.get_mut(id) else { return };
         if state == State::TimeWait && !entry.resting {
             entry.resting = true;
             if entry.dialled {
@@ -529,6 +544,17 @@ impl Stack {
         }
     }
 
+    /// A connection has nothing to deliver any more.
+    fn finish(&mut self, id: Id) {
+        let Some(entry) = self.connections.get_mut(id) else { return };
+        if !std::mem::replace(&mut entry.finished, true) {
+            self.unfinished -= 1;
+        }
+        if self.unfinished == 0 {
+            self.idle.wake_all();
+        }
+    }
+
     /// Another connection may have the flow of this one.
     fn free(&mut self, id: Id) {
         let Some(entry) = self.connections.get(id) else { return };
@@ -546,6 +572,8 @@ impl Stack {
         let Some(entry) = self.connections.get(id) else { return };
         // A program that still holds it is told that it ended.
         if entry.orphaned {
+            self.finish(id);
+            let Some(entry) = self.connections.get(id) else { return };
             self.peers.close(entry.peer, entry.connection.buffered());
             self.connections.remove(id);
         } else if let Some(entry) = self.connections.get_mut(id) {

@@ -13,6 +13,45 @@ use super::waiters::{Ticket, Waiter};
 use super::{Flow, Id, Stack, names, packet};
 use crate::tcp::{Error, Keepalive};
 
+/// Why a datagram cannot be sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SendError {
+    /// It is longer than the MTU allows.
+    #[error("a datagram to this address may have {most} bytes")]
+    TooLong {
+        /// Longest payload.
+        most: usize,
+    },
+    /// The destination has no port, or no address.
+    #[error("the destination has no address or port")]
+    NoDestination,
+    /// The node, or the address that the socket is bound to, is of another family than the destination.
+    #[error("there is no address of that family to send from")]
+    NoAddress,
+    /// Too many wait already to be sent; try again.
+    #[error("too many datagrams wait to be sent")]
+    Full,
+    /// The node was closed, or what ran it has ended.
+    #[error("the node has ended")]
+    NodeEnded,
+}
+
+impl From<SendError> for std::io::Error {
+    fn from(error: SendError) -> Self {
+        use std::io::ErrorKind;
+        let kind = match error {
+            // EMSGSIZE, which quinn and others know by its number.
+            SendError::TooLong { .. } => return Self::from_raw_os_error(nix::errno::Errno::EMSGSIZE as i32),
+            SendError::NoDestination => ErrorKind::InvalidInput,
+            SendError::NoAddress => ErrorKind::AddrNotAvailable,
+            SendError::Full => ErrorKind::WouldBlock,
+            SendError::NodeEnded => ErrorKind::NotConnected,
+        };
+        Self::new(kind, error)
+    }
+}
+
 impl Stack {
     /// Waits until a connection that this side opened is open.
     ///
@@ -111,16 +150,34 @@ impl Stack {
         }
     }
 
-    /// Ends all connections with a reset.
-    pub fn abort_all(&mut self, now: Instant) {
+    /// Ends everything for ever: connections with a reset, listeners and UDP sockets with an error. What is tried later fails at once.
+    pub fn shut(&mut self, now: Instant) {
+        self.is_shut = true;
         for id in self.connections.ids().collect::<Vec<_>>() {
             if let Some(entry) = self.connections.get_mut(id) {
-                entry.connection.abort();
+                entry.connection.abort_with(Error::NodeEnded);
                 entry.wake();
                 self.settle(now, id);
             }
         }
         self.bindings.wake_all();
+    }
+
+    /// Whether [`Stack::shut`] was called.
+    #[must_use]
+    pub fn is_shut(&self) -> bool {
+        self.is_shut
+    }
+
+    /// Waits until no connection has anything to deliver.
+    pub fn poll_idle<'w>(&mut self, waiter: impl Into<Waiter<'w>>) -> Poll<()> {
+        let waiter = waiter.into();
+        if self.unfinished == 0 { waiter.served(()) } else { self.idle.wait(waiter) }
+    }
+
+    /// A task that waited for that gives up.
+    pub fn leave_idle(&mut self, ticket: &mut Ticket) {
+        self.idle.leave(ticket);
     }
 
     /// Sends small segments at once, or waits for the acknowledgement of others.
@@ -253,19 +310,41 @@ impl Stack {
         }
     }
 
-    /// Sends a datagram; `false` if it cannot: no address of that family, too long, or too many wait to be sent.
-    pub fn send_to(&mut self, address: Option<IpAddr>, port: u16, remote: SocketAddr, payload: &[u8]) -> bool {
+    /// Longest payload of a datagram to this address.
+    #[must_use]
+    pub fn max_datagram(&self, remote: IpAddr) -> usize {
+        usize::from(self.mtu) - packet::header_len(remote) - 8
+    }
+
+    /// Sends a datagram.
+    ///
+    /// # Errors
+    /// Returns an error if it cannot be sent: see [`SendError`].
+    pub fn send_to(
+        &mut self,
+        address: Option<IpAddr>,
+        port: u16,
+        remote: SocketAddr,
+        payload: &[u8],
+    ) -> Result<(), SendError> {
+        if self.is_shut {
+            return Err(SendError::NodeEnded);
+        }
+        if remote.port() == 0 || remote.ip().is_unspecified() {
+            return Err(SendError::NoDestination);
+        }
         let local = address.or_else(|| self.local_for(remote.ip()));
-        let Some(local) = local.filter(|local| local.is_ipv4() == remote.is_ipv4()) else { return false };
-        let room = usize::from(self.mtu) - packet::header_len(remote.ip()) - 8;
-        if payload.len() > room {
-            return false;
+        let local = local.filter(|local| local.is_ipv4() == remote.is_ipv4()).ok_or(SendError::NoAddress)?;
+        let most = self.max_datagram(remote.ip());
+        if payload.len() > most {
+            return Err(SendError::TooLong { most });
         }
         let (packet, checksum) = packet::udp_packet(SocketAddr::new(local, port), remote, payload);
-        self.outgoing.push(packet, Offload { segment: None, checksum: Some(checksum) })
+        let sent = self.outgoing.push(packet, Offload { segment: None, checksum: Some(checksum) });
+        if sent { Ok(()) } else { Err(SendError::Full) }
     }
 
     fn check_address(&self, address: Option<IpAddr>) -> Option<()> {
-        address.is_none_or(|address| self.addresses.contains(&address)).then_some(())
+        (!self.is_shut && address.is_none_or(|address| self.addresses.contains(&address))).then_some(())
     }
 }

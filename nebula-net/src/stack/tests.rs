@@ -214,9 +214,14 @@ fn datagrams_arrive_with_their_source_and_more_than_fits_is_dropped() {
     let port = pair.stacks[0].bind_udp(None, 0).unwrap();
     let remote = pair.remote(53);
     for _ in 0..10 {
-        assert!(pair.stacks[0].send_to(None, port, remote, b"question"));
+        assert_eq!(pair.stacks[0].send_to(None, port, remote, b"question"), Ok(()));
     }
-    assert!(!pair.stacks[0].send_to(None, port, remote, &[0; 2000]), "longer than the MTU");
+    let too_long = pair.stacks[0].send_to(None, port, remote, &[0; 1273]);
+    assert_eq!(too_long, Err(SendError::TooLong { most: 1272 }));
+    assert_eq!(std::io::Error::from(too_long.unwrap_err()).raw_os_error(), Some(90), "EMSGSIZE");
+    for (to, error) in [("[fd00::1]:53", SendError::NoAddress), ("10.0.0.2:0", SendError::NoDestination)] {
+        assert_eq!(pair.stacks[0].send_to(None, port, to.parse().unwrap(), b"x"), Err(error));
+    }
     pair.carry();
     let from = SocketAddr::new(pair.addresses[0], port);
     for _ in 0..9 {

@@ -291,12 +291,17 @@ impl Connection {
 
     /// Ends the connection with a reset.
     pub fn abort(&mut self) {
+        self.abort_with(Error::Closed);
+    }
+
+    /// Ends the connection with a reset, and tells the program this reason.
+    pub fn abort_with(&mut self, error: Error) {
         match self.state {
             State::SynSent | State::TimeWait | State::Closed => {}
             State::SynReceived if self.handshake.sent == 0 => {}
             _ => self.reset = true,
         }
-        self.end(Some(Error::Closed));
+        self.end(Some(error));
     }
 
     /// There is no way to the peer. Matters only while the connection is opened: later, the peer may be back in time.

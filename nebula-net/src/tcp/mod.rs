@@ -60,6 +60,9 @@ pub enum Error {
     /// There are as many connections as the node may have ([`Limits::connections`](crate::stack::Limits::connections)).
     #[error("the node has too many connections")]
     TooMany,
+    /// The node was closed, or what ran it has ended.
+    #[error("the node has ended")]
+    NodeEnded,
     /// The connection was closed on this side.
     #[error("the connection is closed")]
     Closed,
@@ -75,7 +78,7 @@ impl From<Error> for std::io::Error {
             Error::Unreachable => ErrorKind::HostUnreachable,
             Error::OwnAddress | Error::NoAddress | Error::NoPort => ErrorKind::AddrNotAvailable,
             Error::TooMany => ErrorKind::QuotaExceeded,
-            Error::Closed => ErrorKind::NotConnected,
+            Error::NodeEnded | Error::Closed => ErrorKind::NotConnected,
         };
         Self::new(kind, error)
     }

@@ -4,6 +4,7 @@
 mod common;
 mod crowd;
 mod dial;
+mod ending;
 mod gateway;
 mod waiting;
 
