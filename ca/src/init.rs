@@ -111,7 +111,7 @@ const POLICY_TEXT: &str = r#"// Policy of this CA: who gets which certificate. R
   //   Audience for which tokens must be made.
   //   "audience": "nebula-ca",
   //   Credentials for the API server. Default: those every pod gets. Needed rights: create tokenreviews, get and list pods,
-  //   get nodes.
+  //   get nodes; unless pods.address is "pool" also watch pods, list and watch nodes: who has which address.
   //   "kubeconfig": "/etc/nebula-ca/kubeconfig",
   //   Whether a pod's address must be in the pod ranges of its node, where the node has any.
   //   "node_ranges": true,
@@ -156,6 +156,10 @@ const POLICY_TEXT: &str = r#"// Policy of this CA: who gets which certificate. R
 
     // Overlay addresses and networks no pod gets, for example those of lighthouses.
     "reserved": [],
+
+    // Namespaces whose pods get certificates: only these, or with "except_namespaces" all but these. What pods have they renew,
+    // whatever stands here. Default: all.
+    // "namespaces": ["shop"],
 
     // What a node gets for a pod until the pod's init container shows the pod's own token (flow "init" of the plugin,
     // with "provisional": true): a certificate with the same name and address, these groups only, no networks behind

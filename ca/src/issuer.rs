@@ -23,7 +23,7 @@ use sha2::{Digest, Sha256};
 use crate::{
     address::{AddressMode, Kept, Subject},
     authority::{Authority, Grant},
-    cluster::Cluster,
+    cluster::{Asker, Cluster, Taken},
     pod::KubernetesPolicy,
     pod::{PodAddresses, PodFacts},
     policy::{LighthousePolicy, PodPolicy, Policy},
@@ -408,6 +408,9 @@ impl Issuer {
             Occasion::Provisional => Some(policy.provisional.as_ref().ok_or(Refusal::ProvisionalDisabled)?),
             Occasion::First | Occasion::Renewal(_) => None,
         };
+        if !matches!(occasion, Occasion::Renewal(_)) {
+            policy.check_namespace(pod)?;
+        }
         policy.check_pod(pod)?;
         policy.check_pod_address(pod.address)?;
         let addresses = PodAddresses { first: pod.address, other: policy.other_address(pod)? };
@@ -443,6 +446,7 @@ impl Issuer {
         let networks = self.networks(rules, policy, &allottee, addresses, now)?;
         // In mode `same` there is no other address by which the API server could know the pod.
         pod.check_address(if policy.address == AddressMode::Same { &[] } else { &networks })?;
+        self.check_free(rules, policy, &subject, pod, addresses, &networks, now)?;
         if let Occasion::Renewal(present) = occasion
             && (present.name() != name || present.networks() != networks)
         {
@@ -501,6 +505,50 @@ impl Issuer {
                 })
             }
         }
+    }
+
+    /// Refuses an address that is another one's, as the API server shows it, unless the ledger has it for this pod. Whoever the
+    /// ledger has it for is judged when the certificate is recorded.
+    #[allow(clippy::too_many_arguments, reason = "all of it is known to one function only")]
+    fn check_free(
+        &self,
+        rules: &Rules,
+        policy: &PodPolicy,
+        subject: &Subject,
+        pod: &PodFacts,
+        addresses: PodAddresses,
+        networks: &[ipnet::IpNet],
+        now: UnixTime,
+    ) -> Result<(), Refusal> {
+        let (Some((cluster, settings)), Some(node)) = (rules.kubernetes(), &pod.node) else { return Ok(()) };
+        if policy.address == AddressMode::Pool {
+            return Ok(());
+        }
+        let mut holders = Vec::new();
+        for network in networks {
+            let holder = self.store.holder(network.addr()).map_err(|error| self.failed(&error))?;
+            holders.push(holder.filter(|holder| holder.until >= now));
+        }
+        if holders.iter().all(|holder| holder.as_ref().is_some_and(|holder| holder.is(subject))) {
+            return Ok(());
+        }
+        let other = holders.iter().flatten().find(|holder| !holder.is(subject)).map(|holder| holder.subject.id());
+        let asker = Asker {
+            uid: &pod.uid,
+            node,
+            is_vouched: pod.is_vouched_by_node,
+            holder: other.as_deref(),
+            node_ranges: settings.node_ranges,
+        };
+        for address in [Some(addresses.first), addresses.other].into_iter().flatten() {
+            match cluster.taken(address, &asker)? {
+                None => {}
+                Some(Taken::Pod(holder)) => return Err(Refusal::AddressInUse { address, holder }),
+                Some(Taken::Node(node)) => return Err(Refusal::NodeAddress { address, node }),
+                Some(Taken::Range(_)) => return Err(Refusal::OutsideNodeRanges { address, node: node.clone() }),
+            }
+        }
+        Ok(())
     }
 
     /// Keeps one pod or one node from filling the ledger.

@@ -108,6 +108,12 @@ pub enum Refusal {
     KeptOut { pod: String, uid: String },
     #[error("the policy refuses pod {0}")]
     PodNotWanted(String),
+    #[error("the policy enrols no pods of the namespace of {0}: see pods.namespaces and pods.except_namespaces")]
+    NamespaceNotEnrolled(String),
+    #[error("address {address} is that of node {node}")]
+    NodeAddress { address: IpAddr, node: String },
+    #[error("address {address} is that of pod {holder}, as the API server shows it; ask again when that one has ended")]
+    AddressInUse { address: IpAddr, holder: String },
     #[error("pod address {0} is in no overlay prefix, as address mode \"same\" needs")]
     OutsideOverlay(IpAddr),
     #[error("Kubernetes did not confirm the request; ask again later ({0})")]
@@ -180,7 +186,7 @@ impl Refusal {
     pub fn retry_after(&self) -> Option<i64> {
         match self {
             Self::TooManyCertificates { wait, .. } => Some(*wait),
-            Self::TooManyAnswers(_) => Some(1),
+            Self::TooManyAnswers(_) | Self::AddressInUse { .. } => Some(1),
             _ => None,
         }
     }
@@ -238,6 +244,10 @@ impl Refusal {
             Self::AddressUnknown(_) => ("address_unknown", 503),
             Self::KeptOut { .. } => ("kept_out", 403),
             Self::PodNotWanted(_) => ("pod_not_wanted", 403),
+            Self::NamespaceNotEnrolled(_) => ("namespace_not_enrolled", 403),
+            Self::NodeAddress { .. } => ("node_address", 403),
+            // Its node may have given the address to the next pod before the API server knows that the last one has ended.
+            Self::AddressInUse { .. } => ("address_in_use", 503),
             Self::OutsideOverlay(_) => ("outside_overlay", 403),
             Self::ClusterUnavailable(_) => ("kubernetes_unavailable", 503),
             Self::MalformedCertificate(_) => ("malformed_certificate", 400),

@@ -91,6 +91,9 @@ pub(crate) async fn read_rules(settings: &ServerSettings, present: Option<&Rules
         (Some(cluster), _) => Some(cluster),
         (None, Some(kubernetes)) => Some(open_cluster(kubernetes).await?),
     };
+    if let Some(cluster) = cluster.as_ref().filter(|_| policy.certifies_addresses()) {
+        cluster.follow();
+    }
     Ok(Rules { authority, policy, cluster })
 }
 

@@ -28,6 +28,24 @@ pub const PAGE_BYTES: usize = 256 * 1024;
 /// Maximum length of an answer in bytes that a caller must accept.
 pub const MAX_PAGE_BYTES: usize = 2 * PAGE_BYTES;
 
+/// Annotations of nodes in which network plugins note the addresses of the node's devices, some with a prefix length. No pod has
+/// these addresses.
+pub const NODE_ADDRESS_ANNOTATIONS: [&str; 13] = [
+    "flannel.alpha.coreos.com/public-ip",
+    "flannel.alpha.coreos.com/public-ipv6",
+    "projectcalico.org/IPv4Address",
+    "projectcalico.org/IPv6Address",
+    "projectcalico.org/IPv4IPIPTunnelAddr",
+    "projectcalico.org/IPv4VXLANTunnelAddr",
+    "projectcalico.org/IPv6VXLANTunnelAddr",
+    "projectcalico.org/IPv4WireguardInterfaceAddr",
+    "projectcalico.org/IPv6WireguardInterfaceAddr",
+    "network.cilium.io/ipv4-cilium-host",
+    "network.cilium.io/ipv6-cilium-host",
+    "network.cilium.io/ipv4-health-ip",
+    "network.cilium.io/ipv6-health-ip",
+];
+
 /// One answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Directory {

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
+use nebula_cert::directory::NODE_ADDRESS_ANNOTATIONS;
 
 use super::facts::created;
 
@@ -32,10 +33,11 @@ impl NodeFacts {
         ranges.sort_unstable();
         ranges.dedup();
         let annotations = node.metadata.annotations.iter().flatten();
-        let noted = annotations.filter(|(key, _)| ANNOTATIONS.contains(&key.as_str())).filter_map(|(_, value)| {
-            let address = value.split_once('/').map_or(value.as_str(), |(address, _)| address);
-            address.parse().ok()
-        });
+        let noted =
+            annotations.filter(|(key, _)| NODE_ADDRESS_ANNOTATIONS.contains(&key.as_str())).filter_map(|(_, value)| {
+                let address = value.split_once('/').map_or(value.as_str(), |(address, _)| address);
+                address.parse().ok()
+            });
         let is_usable =
             |address: &IpAddr| !address.is_unspecified() && !address.is_loopback() && !address.is_multicast();
         let reported = in_status.chain(noted).filter(is_usable).take(MAX_ADDRESSES).collect();
@@ -45,23 +47,6 @@ impl NodeFacts {
 
 /// More than a node has.
 const MAX_ADDRESSES: usize = 64;
-
-/// Where network plugins note the addresses of their devices, some with a prefix length.
-const ANNOTATIONS: [&str; 13] = [
-    "flannel.alpha.coreos.com/public-ip",
-    "flannel.alpha.coreos.com/public-ipv6",
-    "projectcalico.org/IPv4Address",
-    "projectcalico.org/IPv6Address",
-    "projectcalico.org/IPv4IPIPTunnelAddr",
-    "projectcalico.org/IPv4VXLANTunnelAddr",
-    "projectcalico.org/IPv6VXLANTunnelAddr",
-    "projectcalico.org/IPv4WireguardInterfaceAddr",
-    "projectcalico.org/IPv6WireguardInterfaceAddr",
-    "network.cilium.io/ipv4-cilium-host",
-    "network.cilium.io/ipv6-cilium-host",
-    "network.cilium.io/ipv4-health-ip",
-    "network.cilium.io/ipv6-health-ip",
-];
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,6 @@
 //! The API server, asked through the `kube` client, which handles credentials and TLS; limits and data types are ours.
 
-use std::{collections::HashSet, path::Path, time::Duration};
+use std::{collections::HashSet, net::IpAddr, path::Path, sync::OnceLock, time::Duration};
 
 use axum::body::{Body, to_bytes};
 use axum::http::{Method, Request, header};
@@ -13,12 +13,16 @@ use nebula_cert::with_causes;
 use serde::{Deserialize, de::DeserializeOwned};
 use tokio::runtime::Handle;
 
-use super::{Cluster, ClusterError, ConfigData, Metadata, Pod, PodId, Review};
+use super::{
+    Asker, Cluster, ClusterError, ConfigData, Metadata, Pod, PodId, Review, Taken, follow::Followed, occupancy::Node,
+};
 
 /// A client of one API server. Its methods block, so call them only on threads that may.
 pub(crate) struct ApiServer {
     client: Client,
     runtime: Handle,
+    /// Set once somebody wants to know who has an address.
+    followed: OnceLock<Followed>,
 }
 
 impl ApiServer {
@@ -44,13 +48,22 @@ impl ApiServer {
         config.read_timeout = None;
         config.write_timeout = Some(ANSWER_WITHIN);
         let client = Client::try_from(config).map_err(|error| with_causes(&error))?;
-        Ok(Self { client, runtime: Handle::current() })
+        Ok(Self { client, runtime: Handle::current(), followed: OnceLock::new() })
     }
 
     /// Sends one request; a 404 is `None`.
     fn ask<T: DeserializeOwned>(&self, what: &'static str, request: Ask) -> Result<Option<T>, ClusterError> {
+        self.runtime.block_on(Self::answer(&self.client, what, request))
+    }
+
+    /// As [`ApiServer::ask`], within a runtime.
+    pub(super) async fn answer<T: DeserializeOwned>(
+        client: &Client,
+        what: &'static str,
+        request: Ask,
+    ) -> Result<Option<T>, ClusterError> {
         let exchange = async {
-            let response = self.client.send(request.into_http()?).await.map_err(|error| unreachable(&error))?;
+            let response = client.send(request.into_http()?).await.map_err(|error| unreachable(&error))?;
             let status = response.status();
             let body = to_bytes(Body::new(response.into_body()), MAX_ANSWER_BYTES).await;
             let body = body.map_err(|_| ClusterError::TooLong(what))?;
@@ -62,8 +75,13 @@ impl ApiServer {
                 status => Err(ClusterError::Status { status, what, message: message_of(&body) }),
             }
         };
-        self.runtime.block_on(async {
-            tokio::time::timeout(ANSWER_WITHIN, exchange).await.unwrap_or(Err(ClusterError::Timeout))
+        tokio::time::timeout(ANSWER_WITHIN, exchange).await.unwrap_or(Err(ClusterError::Timeout))
+    }
+
+    fn followed(&self) -> &Followed {
+        self.followed.get_or_init(|| {
+            let _within = self.runtime.enter();
+            Followed::start(&self.client)
         })
     }
 }
@@ -93,22 +111,17 @@ impl Cluster for ApiServer {
     }
 
     fn node_ranges(&self, name: &str) -> Result<Vec<IpNet>, ClusterError> {
-        #[derive(Default, Deserialize)]
-        #[serde(default)]
-        struct Node {
-            spec: Spec,
-        }
-        #[derive(Default, Deserialize)]
-        #[serde(default)]
-        struct Spec {
-            #[serde(rename = "podCIDR")]
-            one: Option<IpNet>,
-            #[serde(rename = "podCIDRs")]
-            all: Vec<IpNet>,
-        }
         let node: Option<Node> = self.ask("GET node", Ask::get(format!("/api/v1/nodes/{name}")))?;
         let spec = node.unwrap_or_default().spec;
         Ok(spec.all.into_iter().chain(spec.one).collect())
+    }
+
+    fn follow(&self) {
+        self.followed();
+    }
+
+    fn taken(&self, address: IpAddr, asker: &Asker<'_>) -> Result<Option<Taken>, ClusterError> {
+        Ok(self.runtime.block_on(self.followed().occupancy())?.taken(address, asker))
     }
 
     fn all_pods(&self) -> Result<HashSet<PodId>, ClusterError> {
@@ -175,7 +188,7 @@ impl Cluster for ApiServer {
 }
 
 /// One request.
-struct Ask {
+pub(super) struct Ask {
     method: Method,
     path: String,
     accept: &'static str,
@@ -184,7 +197,7 @@ struct Ask {
 }
 
 impl Ask {
-    fn get(path: String) -> Self {
+    pub(super) fn get(path: String) -> Self {
         Self { method: Method::GET, path, accept: JSON, content: JSON, body: String::new() }
     }
 
@@ -206,7 +219,7 @@ impl Ask {
         }
     }
 
-    fn into_http(self) -> Result<Request<kube::client::Body>, ClusterError> {
+    pub(super) fn into_http(self) -> Result<Request<kube::client::Body>, ClusterError> {
         Request::builder()
             .method(self.method)
             .uri(self.path)
@@ -218,7 +231,7 @@ impl Ask {
 }
 
 /// The message of a Kubernetes `Status`, as one short line.
-fn message_of(body: &[u8]) -> String {
+pub(super) fn message_of(body: &[u8]) -> String {
     #[derive(Deserialize)]
     struct Status {
         #[serde(default)]
@@ -228,11 +241,11 @@ fn message_of(body: &[u8]) -> String {
     super::one_line(&message)
 }
 
-fn unreachable(error: &kube::Error) -> ClusterError {
+pub(super) fn unreachable(error: &kube::Error) -> ClusterError {
     ClusterError::Unreachable(super::one_line(&with_causes(error)))
 }
 
-fn url_encoded(text: &str) -> String {
+pub(super) fn url_encoded(text: &str) -> String {
     text.bytes()
         .map(|byte| match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => char::from(byte).to_string(),

@@ -1,13 +1,19 @@
 //! Facts from the Kubernetes API server: who owns a token, what a pod is, and which addresses a node gives to its pods.
 //!
-//! We define small types with only the fields that are used, so that servers of any age are understood. Nothing is
-//! cached: each answer decides about one request.
+//! We define small types with only the fields that are used, so that servers of any age are understood. Nothing is cached but who
+//! has which address: each other answer decides about one request.
 
 mod claims;
 #[cfg(feature = "kubernetes")]
+mod follow;
+#[cfg(feature = "kubernetes")]
 mod kube;
+mod occupancy;
 
-use std::collections::{BTreeMap, HashSet};
+use std::{
+    collections::{BTreeMap, HashSet},
+    net::IpAddr,
+};
 
 use ipnet::IpNet;
 use serde::Deserialize;
@@ -15,6 +21,9 @@ use serde::Deserialize;
 pub(crate) use self::claims::Claims;
 #[cfg(feature = "kubernetes")]
 pub(crate) use self::kube::ApiServer;
+#[cfg(test)]
+pub(crate) use self::occupancy::Occupancy;
+pub(crate) use self::occupancy::{Asker, Taken};
 
 /// An API server. Methods block for a bounded time and read answers of bounded size.
 pub(crate) trait Cluster: Send + Sync {
@@ -24,6 +33,10 @@ pub(crate) trait Cluster: Send + Sync {
     fn pod(&self, namespace: &str, name: &str) -> Result<Option<Pod>, ClusterError>;
     /// The ranges from which a node assigns addresses to its pods; empty if unknown.
     fn node_ranges(&self, name: &str) -> Result<Vec<IpNet>, ClusterError>;
+    /// Begins to learn who has which address, for [`Cluster::taken`].
+    fn follow(&self) {}
+    /// Whose address that is, if another one's than the asker's.
+    fn taken(&self, address: IpAddr, asker: &Asker<'_>) -> Result<Option<Taken>, ClusterError>;
     /// All existing pods; static pods are listed under both of their UIDs.
     fn all_pods(&self) -> Result<HashSet<PodId>, ClusterError>;
     /// The data of a ConfigMap; `None` if there is no such object.
@@ -208,16 +221,16 @@ impl Pod {
     }
 
     /// The addresses that its node has reported; empty before the first report.
-    pub(crate) fn addresses(&self) -> Vec<std::net::IpAddr> {
+    pub(crate) fn addresses(&self) -> Vec<IpAddr> {
         let all = self.status.pod_ips.iter().map(|entry| &entry.ip).chain([&self.status.pod_ip]);
-        all.filter_map(|ip| ip.parse::<std::net::IpAddr>().ok()).map(|ip| ip.to_canonical()).collect()
+        all.filter_map(|ip| ip.parse::<IpAddr>().ok()).map(|ip| ip.to_canonical()).collect()
     }
 
     /// The addresses of its node, for a pod that uses the node's network: each once, none that other machines cannot
     /// reach. Empty before the node's first report.
-    pub(crate) fn node_addresses(&self) -> Vec<std::net::IpAddr> {
+    pub(crate) fn node_addresses(&self) -> Vec<IpAddr> {
         let mut addresses = Vec::new();
-        let host = self.status.host_ip.parse::<std::net::IpAddr>().ok().map(|ip| ip.to_canonical());
+        let host = self.status.host_ip.parse::<IpAddr>().ok().map(|ip| ip.to_canonical());
         for address in self.addresses().into_iter().chain(host) {
             let is_elsewhere = !address.is_loopback() && !address.is_unspecified() && !address.is_multicast();
             if self.spec.host_network && is_elsewhere && !addresses.contains(&address) {

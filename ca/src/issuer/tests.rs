@@ -408,6 +408,19 @@ fn a_node_token_used_elsewhere_takes_no_address_of_a_live_pod() {
     assert_eq!(thief(NOW + 86_401), "issued");
 }
 
+/// Nobody but the node can say which of its pods has an address, and its address is all by which it is known.
+#[test]
+fn without_kubernetes_whoever_comes_from_the_address_of_a_node_disposes_of_its_pods_addresses() {
+    let ca = Fixture::new(DERIVE);
+    let live = ca.pod(pod("u-1", "web-0", "10.244.0.5"), NOW).unwrap();
+    let other = ca.pod_at(ELSEWHERE, pod("u-3", "db-0", "10.244.0.6"), NOW).unwrap();
+    let next = ca.pod(pod("u-2", "made-up", "10.244.0.5"), NOW).unwrap();
+    assert_eq!(next.networks(), live.networks());
+    let blocked = ca.issuer.trust(NOW).unwrap().body.blocklist;
+    assert_eq!(blocked, [live.fingerprint().to_string()], "and of no pod of another node");
+    assert_eq!(code(ca.pod(pod("u-2", "made-up", "10.244.0.6"), NOW)), "address_conflict", "{}", other.name());
+}
+
 #[test]
 fn an_address_whose_certificates_are_all_given_back_is_free_for_a_pod_of_any_node() {
     let ca = Fixture::new(DERIVE);

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use serde::Deserialize;
 
 use super::{
-    HostPolicy, PodPolicy, Policy, PolicyError, Provisional, Rule, Template, lighthouse::LighthousesFile,
+    HostPolicy, Namespaces, PodPolicy, Policy, PolicyError, Provisional, Rule, Template, lighthouse::LighthousesFile,
     template::is_label_key,
 };
 use crate::{
@@ -46,6 +46,8 @@ struct PodsFile {
     #[serde(default = "default_life")]
     life: String,
     provisional: Option<ProvisionalFile>,
+    namespaces: Option<Vec<String>>,
+    except_namespaces: Option<Vec<String>>,
     #[serde(default)]
     rules: Vec<RuleFile>,
 }
@@ -248,6 +250,21 @@ impl PodsFile {
                 "only with \"address\": \"pool\" and a \"kubernetes\" section, which says what a pod belongs to",
             );
         }
+        for (key, list) in [("pods.namespaces", &self.namespaces), ("pods.except_namespaces", &self.except_namespaces)]
+        {
+            if let Some(bad) = list.iter().flatten().find(|name| !is_namespace(name)) {
+                findings.add(key, format!("{bad:?} cannot be a namespace"));
+            }
+        }
+        let namespaces = match (self.namespaces, self.except_namespaces) {
+            (None, None) => Namespaces::All,
+            (Some(list), None) => Namespaces::Only(list),
+            (None, Some(list)) => Namespaces::Except(list),
+            (Some(_), Some(_)) => {
+                findings.add("pods.namespaces", "give it or pods.except_namespaces, not both");
+                Namespaces::All
+            }
+        };
         let pods = PodPolicy {
             name,
             groups: findings.templates("pods.groups", &self.groups, with_kubernetes),
@@ -258,6 +275,7 @@ impl PodsFile {
             stable: Some(findings.life("pods.stable_for", &self.stable_for)).filter(|_| is_stable),
             life: findings.life("pods.life", &self.life),
             provisional: self.provisional.map(|file| file.check(with_kubernetes, findings)),
+            namespaces,
             rules: (0..)
                 .zip(self.rules)
                 .map(|(at, rule): (usize, _)| rule.check(&format!("pods.rules[{at}]"), with_kubernetes, findings))

@@ -65,7 +65,16 @@ pub struct PodPolicy {
     pub life: i64,
     /// What a pod gets until it can prove its identity itself; `None`: no certificate.
     pub(crate) provisional: Option<Provisional>,
+    namespaces: Namespaces,
     rules: Vec<Rule>,
+}
+
+/// Namespaces whose pods get certificates.
+#[derive(Debug, Clone)]
+enum Namespaces {
+    All,
+    Only(Vec<String>),
+    Except(Vec<String>),
 }
 
 /// How a provisional certificate differs; it also has no networks behind the pod.
@@ -163,6 +172,11 @@ impl Policy {
         if findings.is_empty() { Ok(()) } else { Err(PolicyError::Ca(findings)) }
     }
 
+    /// Whether a pod's certificate depends on the address that it has on the primary network.
+    pub(crate) fn certifies_addresses(&self) -> bool {
+        self.pods.as_ref().is_some_and(|pods| pods.address != AddressMode::Pool)
+    }
+
     /// The longest lifetime of a pod certificate in seconds; nothing issued to pods under this policy lives longer.
     #[must_use]
     pub fn longest_pod_life(&self) -> i64 {
@@ -181,6 +195,20 @@ impl HostPolicy {
 }
 
 impl PodPolicy {
+    /// Refuses a first certificate to pods of namespaces that the operator does not enrol.
+    ///
+    /// # Errors
+    /// Returns an error if the lists leave out the pod's namespace.
+    pub fn check_namespace(&self, pod: &PodFacts) -> Result<(), Refusal> {
+        let is_listed = |list: &[String]| list.contains(&pod.namespace);
+        let is_enrolled = match &self.namespaces {
+            Namespaces::All => true,
+            Namespaces::Only(list) => is_listed(list),
+            Namespaces::Except(list) => !is_listed(list),
+        };
+        if is_enrolled { Ok(()) } else { Err(Refusal::NamespaceNotEnrolled(pod.shown())) }
+    }
+
     /// Refuses pods that a rule excludes.
     ///
     /// # Errors

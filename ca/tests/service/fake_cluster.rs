@@ -53,7 +53,24 @@ struct State {
     reviews: HashMap<(String, String), (u16, Value)>,
     /// Objects by path.
     objects: HashMap<String, Value>,
+    /// What became of them, for watches: path, kind of change and object. The number of changes is the version.
+    changes: Vec<(String, &'static str, Value)>,
     asked: Vec<String>,
+}
+
+impl State {
+    fn put(&mut self, path: &str, object: Value) {
+        let kind = if self.objects.contains_key(path) { "MODIFIED" } else { "ADDED" };
+        self.changes.push((path.to_owned(), kind, object.clone()));
+        self.objects.insert(path.to_owned(), object);
+    }
+
+    /// A list of all objects whose path has this part.
+    fn list(&self, part: &str) -> String {
+        let items: Vec<&Value> =
+            self.objects.iter().filter(|(path, _)| path.contains(part)).map(|(_, object)| object).collect();
+        json!({"metadata": {"resourceVersion": self.changes.len().to_string()}, "items": items}).to_string()
+    }
 }
 
 impl FakeCluster {
@@ -73,8 +90,13 @@ impl FakeCluster {
                 reviews.entry(key).or_insert_with(|| (status, case["response"].clone()));
             }
         }
-        let state =
-            Arc::new(Mutex::new(State { mood: Mood::Well, reviews, objects: HashMap::new(), asked: Vec::new() }));
+        let state = Arc::new(Mutex::new(State {
+            mood: Mood::Well,
+            reviews,
+            objects: HashMap::new(),
+            changes: Vec::new(),
+            asked: Vec::new(),
+        }));
         let cluster = Self { state, cases, directory: tempfile::tempdir().unwrap() };
         cluster.set_pod("p2", &cluster.recorded("get pod as node")["response"].clone());
         cluster.listen();
@@ -130,16 +152,21 @@ impl FakeCluster {
     }
 
     pub(crate) fn change_pod(&self, name: &str, change: impl FnOnce(&mut Value)) {
-        change(self.state().objects.get_mut(&pod_path(name)).unwrap());
+        let (mut state, path) = (self.state(), pod_path(name));
+        let mut pod = state.objects[&path].clone();
+        change(&mut pod);
+        state.put(&path, pod);
     }
 
     pub(crate) fn delete_pod(&self, name: &str) {
-        self.state().objects.remove(&pod_path(name)).unwrap();
+        let (mut state, path) = (self.state(), pod_path(name));
+        let pod = state.objects.remove(&path).unwrap();
+        state.changes.push((path, "DELETED", pod));
     }
 
     pub(crate) fn set_node(&self, ranges: &[&str]) {
         let node = json!({"metadata": {"name": "test-node"}, "spec": {"podCIDR": ranges[0], "podCIDRs": ranges}});
-        self.state().objects.insert("/api/v1/nodes/test-node".to_owned(), node);
+        self.state().put("/api/v1/nodes/test-node", node);
     }
 
     pub(crate) fn be(&self, mood: Mood) {
@@ -156,7 +183,7 @@ impl FakeCluster {
     }
 
     fn set_pod(&self, name: &str, pod: &Value) {
-        self.state().objects.insert(pod_path(name), pod.clone());
+        self.state().put(&pod_path(name), pod.clone());
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
@@ -218,9 +245,14 @@ fn serve(stream: StreamOwned<ServerConnection, TcpStream>, state: &Mutex<State>)
         assert!(is_authorized, "{method} {path} came without credentials");
         let mood = {
             let mut state = state.lock().unwrap();
-            state.asked.push(format!("{method} {path}"));
+            if !path.contains("watch=true") {
+                state.asked.push(format!("{method} {path}"));
+            }
             state.mood
         };
+        if path.contains("watch=true") && mood == Mood::Well {
+            return watch(stream.get_mut(), state, &path);
+        }
         let failure = json!({"kind": "Status", "status": "Failure", "message": "secret detail of the server"});
         let (status, body) = match mood {
             Mood::Well => answer(state, &method, &path, &body),
@@ -245,6 +277,29 @@ fn serve(stream: StreamOwned<ServerConnection, TcpStream>, state: &Mutex<State>)
     }
 }
 
+/// Tells what changes until nobody listens. A watch that is open does not notice moods.
+fn watch(stream: &mut impl Write, state: &Mutex<State>, path: &str) -> std::io::Result<()> {
+    let part = if path.starts_with("/api/v1/nodes") { "/nodes/" } else { "/pods/" };
+    let mut seen: usize = path.rsplit_once("resourceVersion=").unwrap().1.parse().unwrap();
+    write!(stream, "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n")?;
+    stream.flush()?;
+    loop {
+        let (news, count) = {
+            let state = state.lock().unwrap();
+            let news = state.changes[seen..].iter().filter(|(path, ..)| path.contains(part));
+            (news.map(|(_, kind, object)| (*kind, object.clone())).collect::<Vec<_>>(), state.changes.len())
+        };
+        for (kind, mut object) in news {
+            object["metadata"]["resourceVersion"] = count.to_string().into();
+            let line = format!("{}\n", json!({"type": kind, "object": object}));
+            write!(stream, "{:x}\r\n{line}\r\n", line.len())?;
+        }
+        stream.flush()?;
+        seen = count;
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
 fn answer(state: &Mutex<State>, method: &str, path: &str, body: &[u8]) -> (u16, String) {
     let mut state = state.lock().unwrap();
     if method == "POST" && path == "/apis/authentication.k8s.io/v1/tokenreviews" {
@@ -257,10 +312,10 @@ fn answer(state: &Mutex<State>, method: &str, path: &str, body: &[u8]) -> (u16, 
         let (status, response) = state.reviews.get(&key).unwrap_or(&unknown);
         return (*status, response.to_string());
     }
-    if path.starts_with("/api/v1/pods?") {
-        let pods: Vec<&Value> =
-            state.objects.iter().filter(|(path, _)| path.contains("/pods/")).map(|(_, pod)| pod).collect();
-        return (200, json!({"metadata": {"resourceVersion": "1"}, "items": pods}).to_string());
+    for (start, part) in [("/api/v1/pods?", "/pods/"), ("/api/v1/nodes?", "/nodes/")] {
+        if path.starts_with(start) {
+            return (200, state.list(part));
+        }
     }
     if method == "PATCH" {
         assert_eq!(path, format!("{CONFIG_MAP}?fieldManager=nebula-ca&force=true"));

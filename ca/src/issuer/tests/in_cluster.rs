@@ -5,12 +5,13 @@ use std::collections::{HashMap, HashSet};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::cluster::{self, ClusterError, ConfigData, PodId, Review};
+use crate::cluster::{self, Asker, ClusterError, ConfigData, Occupancy, PodId, Review, Taken};
 
 /// An API server in memory. A token is `ACCOUNT NODE` or `ACCOUNT POD UID`, all of the namespace `shop`.
 #[derive(Default)]
 struct Memory {
     pods: Mutex<HashMap<String, Value>>,
+    nodes: Mutex<Vec<Value>>,
     fails: AtomicBool,
 }
 
@@ -63,6 +64,18 @@ impl Cluster for Memory {
 
     fn node_ranges(&self, _name: &str) -> Result<Vec<ipnet::IpNet>, ClusterError> {
         Ok(Vec::new())
+    }
+
+    fn taken(&self, address: IpAddr, asker: &Asker<'_>) -> Result<Option<Taken>, ClusterError> {
+        self.check()?;
+        let mut all = Occupancy::default();
+        for pod in self.pods.lock().unwrap().values() {
+            all.put_pod(&serde_json::from_value(pod.clone()).unwrap());
+        }
+        for node in self.nodes.lock().unwrap().iter() {
+            all.put_node(&serde_json::from_value(node.clone()).unwrap());
+        }
+        Ok(all.taken(address, asker))
     }
 
     fn all_pods(&self) -> Result<HashSet<PodId>, ClusterError> {
@@ -281,4 +294,98 @@ fn one_of_two_addresses_goes_to_another_pod_only_when_the_first_has_left_it() {
     assert!(it.blocked(&first, NOW));
     let members = it.ca.issuer.store.members(NOW).unwrap();
     assert_eq!(members.iter().map(|member| member.uid.as_str()).collect::<Vec<_>>(), ["u-2"]);
+}
+
+/// Whoever has the token of the agent of `n1` asks for a pod of that node that the API server shows without an address yet.
+#[test]
+fn whoever_stole_the_token_of_an_agent_gets_no_address_of_others_in_either_family() {
+    let it = Confirmed::new(SAME);
+    it.cluster.add("own", "u-1", None);
+    let dns = |pod: &mut Value| {
+        pod["spec"]["nodeName"] = "n2".into();
+        pod["status"] = json!({"phase": "Running", "podIPs": [{"ip": "10.244.2.3"}, {"ip": "fd00:244:0:2::3"}]});
+    };
+    it.cluster.add("dns", "u-2", None);
+    it.cluster.change("dns", dns);
+    let node = |number: u8, ranges: Value| {
+        let mut node = json!({"metadata": {"name": format!("n{number}")}, "spec": ranges,
+            "status": {"addresses": [{"address": format!("192.0.2.{number}")}]}});
+        let noted = format!("10.244.{number}.1");
+        node["metadata"]["annotations"] = json!({"projectcalico.org/IPv4IPIPTunnelAddr": noted});
+        node
+    };
+    let ranges =
+        |number: u8| json!({"podCIDRs": [format!("10.244.{number}.0/24"), format!("fd00:244:0:{number}::/64")]});
+    let ask = |address: &str, other: &str| {
+        code(it.issue(Proof::Node { token: "agent n1".into(), pod: dual("u-1", "own", address, other) }, NOW))
+    };
+    // Without ranges (Cilium, Calico, AWS), and with those of the nodes.
+    for (with_ranges, expected) in [(false, ["address_in_use", "node_address"]), (true, ["outside_node_ranges"; 2])] {
+        let spec = |number| if with_ranges { ranges(number) } else { json!({}) };
+        *it.cluster.nodes.lock().unwrap() = vec![node(1, spec(1)), node(2, spec(2))];
+        assert_eq!(ask("10.244.2.3", "fd00:244:0:1::9"), expected[0], "of a pod without a certificate");
+        assert_eq!(ask("10.244.1.9", "fd00:244:0:2::3"), expected[0], "the same, by the other family");
+        assert_eq!(ask("10.244.2.1", "fd00:244:0:1::9"), expected[1], "of a bridge of another node");
+        assert_eq!(ask("10.244.1.1", "fd00:244:0:1::9"), "node_address", "of its own bridge");
+        if with_ranges {
+            assert_eq!(ask("10.244.2.77", "fd00:244:0:1::9"), expected[0], "of nobody");
+            assert_eq!(ask("10.244.1.9", "fd00:244:0:1::1"), "node_address");
+        }
+    }
+    assert!(it.ca.issuer.store.members(NOW).unwrap().is_empty());
+    assert_eq!(ask("10.244.1.9", "fd00:244:0:1::9"), "issued");
+    // What the ledger has for the pod is renewed also while nobody can be asked who has it.
+    it.cluster.nodes.lock().unwrap()[0]["status"]["addresses"] = json!([{"address": "10.244.1.9"}]);
+    assert_eq!(ask("10.244.1.9", "fd00:244:0:1::9"), "issued");
+}
+
+#[test]
+fn a_node_takes_the_address_of_no_pod_of_its_own_that_runs() {
+    let it = Confirmed::new(SAME);
+    it.cluster.add("own", "u-1", None);
+    it.cluster.add("dns", "u-2", None);
+    it.cluster.change("dns", |pod| pod["status"] = json!({"phase": "Running", "podIP": "10.244.1.3"}));
+    let ask = || code(it.issue(Proof::Node { token: "agent n1".into(), pod: pod("u-1", "own", "10.244.1.3") }, NOW));
+    assert_eq!(ask(), "address_in_use");
+    it.cluster.change("dns", |pod| pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into());
+    assert_eq!(ask(), "issued", "it is taken down");
+}
+
+#[test]
+fn a_pod_of_a_namespace_that_the_operator_does_not_enrol_gets_nothing_but_its_renewals() {
+    let with = |lists: &str| SAME.replace("\"life\"", &format!("{lists}, \"life\""));
+    for (lists, expected) in [
+        (r#""namespaces": ["shop"]"#, "issued"),
+        (r#""namespaces": ["pay"]"#, "namespace_not_enrolled"),
+        (r#""namespaces": []"#, "namespace_not_enrolled"),
+        (r#""except_namespaces": ["pay"]"#, "issued"),
+        (r#""except_namespaces": ["kube-system", "shop"]"#, "namespace_not_enrolled"),
+    ] {
+        let it = Confirmed::new(&with(lists));
+        it.cluster.add("web", "u-1", None);
+        it.cluster.change("web", |pod| pod["status"] = json!({"podIP": "10.244.1.9"}));
+        let address = "10.244.1.9".parse().unwrap();
+        let proofs = [
+            Proof::Node { token: "agent n1".into(), pod: pod("u-1", "web", "10.244.1.9") },
+            Proof::Pod { token: "app web u-1".into(), address, other_address: None },
+        ];
+        for proof in proofs {
+            assert_eq!(code(it.issue(proof, NOW)), expected, "{lists}");
+        }
+    }
+    // It had its certificate before the operator took the namespace out, and works on until it is made again.
+    let it = Confirmed::new(SAME);
+    it.cluster.add("web", "u-1", None);
+    let key = key();
+    let proof = Proof::Node { token: "agent n1".into(), pod: pod("u-1", "web", "10.244.1.9") };
+    let issued = it.ca.issuer.issue(&Request { public_key: key.public_pem(), proof }, NODE, NOW).unwrap();
+    let present = Certificate::from_pem(issued.reply.certificate.as_bytes()).unwrap();
+    let present_rules = it.ca.issuer.rules();
+    let policy = Policy::parse(&with(r#""namespaces": ["pay"]"#)).unwrap();
+    let (authority, cluster) =
+        (Authority::read(&Directory::new(it.ca.directory.path()), None).unwrap(), present_rules.cluster.clone());
+    it.ca.issuer.replace_rules(Rules { authority, policy, cluster });
+    let renewal_key = issued.reply.renewal_key.unwrap();
+    let proof = Proof::of_certificate(&present, &key, &renewal_key, Some(&key.public_pem()), NOW + 10).unwrap();
+    assert!(it.ca.issuer.issue(&Request { public_key: key.public_pem(), proof }, NODE, NOW + 10).is_ok());
 }

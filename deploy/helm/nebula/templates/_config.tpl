@@ -18,6 +18,17 @@
 {{- end }}
 {{- $pods := dict "overlay" .Values.network.overlay "reserved" $reserved }}
 {{- $kubernetes := dict "node_account" (printf "%s/nebula-cni-agent" $namespace) "audience" "nebula-ca" "trust_config_map" (printf "%s/nebula-trust" $namespace) }}
+{{- /* Where the agents are of another release, its values say who is enrolled. */ -}}
+{{- $own := dig "pods" (dict) .Values.ca.policy }}
+{{- if and .Values.agent.enabled (not (hasKey $own "namespaces")) (not (hasKey $own "except_namespaces")) }}
+  {{- $enrol := include "nebula.enrol" . | fromJson }}
+  {{- if hasKey .Values.agent.entry "enrol" }}{{ $enrol = .Values.agent.entry.enrol }}{{ end }}
+  {{- if hasKey $enrol "namespaces" }}
+    {{- $_ := set $pods "namespaces" $enrol.namespaces }}
+  {{- else if hasKey $enrol "exceptNamespaces" }}
+    {{- $_ := set $pods "except_namespaces" $enrol.exceptNamespaces }}
+  {{- end }}
+{{- end }}
 {{- $policy = mergeOverwrite (dict "kubernetes" $kubernetes "pods" $pods) $policy }}
 {{- /* Whatever ca.policy says: "pool" is there by default. */ -}}
 {{- if .Values.capture.enabled }}{{ $_ := set $policy.pods "address" "same" }}{{ end }}

@@ -139,6 +139,36 @@ fn everybody_is_reached(town: &Town) {
 
 #[test]
 #[ignore = "needs root, network namespaces and a release build"]
+fn a_service_that_is_enrolled_pod_by_pod_answers_each_connection_whatever_the_primary_network_would_choose() {
+    let mut town = Town::new(Primary::Links, |_| ());
+    // On the nodes it leads to two enrolled pods still.
+    town.write_table(&[DB, OTHER_PLAIN]);
+    town.wait_for_table(WEB);
+    town.choose(WEB, OTHER_PLAIN);
+    for family in FAMILIES {
+        let web = WEB.address(family);
+        let mut answered = Vec::new();
+        for _ in 0..40 {
+            let namespace = || town.world().namespace_of("web");
+            for answer in [
+                traffic::converse(namespace(), PUBLIC, family.service()),
+                traffic::exchange(namespace(), PUBLIC, family.service()),
+            ] {
+                let (name, client) = answer.unwrap_or_else(|error| panic!("{}: {error}", family.service()));
+                assert_eq!(client, web);
+                answered.push(name);
+            }
+        }
+        let by_db = answered.iter().filter(|name| *name == "db").count();
+        assert!((20..60).contains(&by_db), "{by_db} of 80");
+        assert!(answered.iter().all(|name| name == "db" || name == "plain2"), "{answered:?}");
+    }
+    // The other pods of the node are led as before.
+    assert_eq!(town.converse(PUBLIC, "plain", FAMILIES[0].public_service()).0, "plain2");
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
 fn an_endpoint_that_is_gone_gets_no_new_flow_and_an_unknown_pod_gets_nothing() {
     let mut town = Town::new(Primary::Links, |_| ());
     let wires = town.wiretaps();

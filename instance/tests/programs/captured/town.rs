@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use ipnet::IpNet;
 use nebula_cni_plugin::cluster_table::{Builder, EndpointState, ServiceEndpoint, ServicePort};
 use nebula_cni_plugin::link::capture_rules::replace_clear;
+use nebula_cni_plugin::link::service_choice::{self, Choice};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
@@ -290,6 +291,25 @@ impl Town {
             let is_done = visit.join().expect("the visit ends").expect("the rules are there");
             assert!(is_done, "no captured pod on {}", node.name);
         }
+    }
+
+    /// Leads what a captured pod sends past its tunnel to the Service to one of its endpoints, as the agent does.
+    pub(super) fn choose(&self, client: Pod, endpoint: Pod) {
+        let choice = |family: Family, protocol: u8| Choice {
+            service: family.service(),
+            protocol,
+            by_client: false,
+            endpoints: vec![endpoint.at(family)],
+        };
+        let choices: Vec<Choice> =
+            FAMILIES.iter().flat_map(|family| [6, 17].map(|protocol| choice(*family, protocol))).collect();
+        let (namespace, pods) =
+            (self.world().namespace_of(&self.node(client).name), FAMILIES.map(|family| client.address(family)));
+        let visit = thread::spawn(move || {
+            world::enter(&namespace);
+            service_choice::replace(&pods, &choices)
+        });
+        visit.join().expect("the visit ends").expect("the kernel takes it");
     }
 
     pub(super) fn node(&self, pod: Pod) -> &Node {
