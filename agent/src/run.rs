@@ -72,7 +72,7 @@ pub enum RunError {
         source: io::Error,
     },
     /// The system refuses something basic.
-    #[error("cannot watch directories or signals: {0}; fs.inotify.max_user_instances may be exhausted")]
+    #[error("cannot watch signals: {0}")]
     System(#[from] io::Error),
 }
 
@@ -98,18 +98,17 @@ pub async fn run(node: Node, options: Options) -> Result<(), RunError> {
             places::follow(&node.config, places_tx),
             ca::follow(&node, target_tx),
             ca::watch_health(&node, target.clone()),
-            keep_programs(&node, options.programs, places.clone(), DirectoryWatch::new()?),
-            keep_credentials(&node, options.volumes, DirectoryWatch::new()?),
+            keep_programs(&node, options.programs, places.clone(), DirectoryWatch::new()),
+            keep_credentials(&node, options.volumes, DirectoryWatch::new()),
             ranges::follow(&node.config, services_tx),
             test_then_publish(&node, places.clone(), target.clone(), services, entry_tx),
-            Keeper::new(&node).run(entry.clone(), places.clone(), DirectoryWatch::new()?),
+            Keeper::new(&node).run(entry.clone(), places.clone(), DirectoryWatch::new()),
             table::keep(&node, options.node.clone(), target.clone(), Arc::clone(&metrics)),
             reconcile::start::keep(&node, options.node, metrics, entry, places),
         );
-        Ok(())
     };
     tokio::select! {
-        ended = work => ended,
+        () = work => Ok(()),
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     }
@@ -145,7 +144,11 @@ async fn keep_programs(
             if let Ok(count @ 1..) = outcome {
                 tracing::info!(count, "installed programs");
             }
-            readiness.set(Part::Programs, programs::standing(&outcome, &directories, &config.host_root));
+            let mut standing = programs::standing(&outcome, &directories, &config.host_root);
+            if let (true, Some(remark)) = (standing.ok, watch.remark()) {
+                standing.reason = format!("{}; {remark}", standing.reason);
+            }
+            readiness.set(Part::Programs, standing);
         }
         tokio::select! {
             () = watch.changed(&directories, POLL) => {}
