@@ -174,7 +174,9 @@ pub(crate) fn listen_addresses(host: &str, port: u16) -> std::io::Result<Vec<Soc
 pub(crate) fn bind(listen: &str) -> std::io::Result<TcpListener> {
     if let Some(port) = listen.strip_prefix(':') {
         let port = port.parse::<u16>().map_err(std::io::Error::other)?;
-        return TcpListener::bind((Ipv6Addr::UNSPECIFIED, port));
+        // A kernel without IPv6 has the other family.
+        return TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
+            .or_else(|error| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).map_err(|_| error));
     }
     match listen.parse::<HostTarget>().map_err(std::io::Error::other)? {
         // As in Go, the unspecified address covers both families.

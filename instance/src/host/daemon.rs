@@ -37,7 +37,7 @@ use crate::log;
 use crate::metrics::{Handshakes, Metrics, Repairs};
 use crate::names;
 use crate::overlay::events;
-use crate::overlay::link::{OverlayLink, interface_index};
+use crate::overlay::link::{self, OverlayLink, interface_index};
 
 /// A configuration whose files have been read and merged, and whose logging settings are already in force.
 #[derive(Debug)]
@@ -183,7 +183,8 @@ impl Loaded {
         let running = run_attended(driver, housekeeping, &handshakes)?;
         running.map_err(|cause| {
             // Any thread may notice the missing device first.
-            let is_gone = has_device && interface_index(&device).is_err();
+            // Any other answer, such as ENOSYS, says nothing about the device.
+            let is_gone = has_device && matches!(interface_index(&device), Err(link::Error::NoDevice(_)));
             Error::Running(if is_gone { gone(&device) } else { cause })
         })?;
         tracing::info!(counters = counted(&handle), "Goodbye");

@@ -4,6 +4,7 @@ use std::io;
 
 use ipnet::IpNet;
 use nebula_core::io::Tun;
+use nix::errno::Errno;
 use nix::libc;
 
 use crate::config::TunSettings;
@@ -282,7 +283,10 @@ fn may_be_tentative(route: &LinkRoute) -> bool {
 }
 
 pub(crate) fn interface_index(device: &str) -> Result<u32, Error> {
-    nix::net::if_::if_nametoindex(device).map_err(|_| Error::NoDevice(device.to_owned()))
+    nix::net::if_::if_nametoindex(device).map_err(|errno| match errno {
+        Errno::ENODEV | Errno::ENXIO => Error::NoDevice(device.to_owned()),
+        errno => Error::Refused { device: device.to_owned(), what: "ask for its index".into(), source: errno.into() },
+    })
 }
 
 // Metric of the routes that Linux adds for IPv6 addresses.

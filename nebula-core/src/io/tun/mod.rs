@@ -10,14 +10,20 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl, open};
-use nix::sys::stat::Mode;
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::InterfaceFlags;
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
 use crate::forward::Offload;
 use crate::io::region::Region;
 
 const DEVICE: &str = "/dev/net/tun";
+// Documentation/admin-guide/devices.txt.
+const TUN_MAJOR: u64 = 10;
+const TUN_MINOR: u64 = 200;
 
-/// An open tun device with one descriptor per queue. Closing the last descriptor removes the device.
+/// An open tun device with one descriptor per queue. Closing the last descriptor removes the device, unless it is a
+/// persistent one that was there before.
 #[derive(Debug)]
 pub struct Tun {
     name: String,
@@ -63,6 +69,9 @@ impl Tun {
     /// Creates a device in the network namespace of the calling thread. An empty name lets the kernel choose one. The
     /// device is down and has no address.
     ///
+    /// A persistent tun device of this name that nobody uses, as networkd, NetworkManager or `ip tuntap` make one, is used as it
+    /// is and stays at the end; one that was made without `multi_queue` has one queue.
+    ///
     /// # Errors
     /// Returns an error if permission or tun support is missing, or if the name is taken or unusable.
     pub fn create(name: &str, queues: usize, offloads: bool) -> io::Result<Self> {
@@ -71,13 +80,17 @@ impl Tun {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
         let base = libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-        let base = if queues > 1 { base | libc::IFF_MULTI_QUEUE } else { base };
-        let (first, name) = open_queue(name, base | libc::IFF_TUN_EXCL)?;
-        let mut opened = vec![first];
-        while opened.len() < queues {
-            opened.push(open_queue(&name, base)?.0);
-        }
+        let wanted = if queues > 1 { base | libc::IFF_MULTI_QUEUE } else { base };
         let ladder = if offloads { &TunOffloads::LADDER[..] } else { &[TunOffloads::None] };
+        let (first, name, flags) = match open_queue(name, wanted | libc::IFF_TUN_EXCL) {
+            Ok((first, name)) => (first, name, wanted),
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => adopt(name, wanted).ok_or(error)?,
+            Err(error) => return Err(error),
+        };
+        let mut opened = vec![first];
+        while opened.len() < queues && flags & libc::IFF_MULTI_QUEUE != 0 {
+            opened.push(open_queue(&name, flags)?.0);
+        }
         Self::negotiate(opened, name, ladder)
     }
 
@@ -90,7 +103,7 @@ impl Tun {
         let mut name = None;
         for (index, queue) in queues.iter().enumerate() {
             let mut request = interface_request("", 0);
-            // SAFETY: the descriptor is open, and the kernel writes one ifreq to a live one.
+            // SAFETY: as in `flags_of`.
             unsafe { ioctl::interface(queue.as_raw_fd(), &raw mut request) }.map_err(|errno| {
                 invalid(format!("descriptor of queue {index} is not an attached tun queue: {errno}"))
             })?;
@@ -195,13 +208,57 @@ impl Tun {
     }
 }
 
+/// Attaches to a persistent device that nobody else uses, with the flags that it takes.
+fn adopt(name: &str, wanted: c_int) -> Option<(OwnedFd, String, c_int)> {
+    // The kernel takes a device only with or without several queues, as it was made. Where it has one queue, it refuses a
+    // second user itself.
+    [wanted, wanted ^ libc::IFF_MULTI_QUEUE].into_iter().find_map(|flags| {
+        if flags & libc::IFF_MULTI_QUEUE != 0 && is_running(name) {
+            return None;
+        }
+        let (fd, name) = open_queue(name, flags).ok()?;
+        let is_persistent = flags_of(&fd).is_ok_and(|flags| flags & libc::IFF_PERSIST != 0);
+        is_persistent.then_some((fd, name, flags))
+    })
+}
+
+/// Whether a device is up and has a carrier, which a tun device has while a process has it open.
+fn is_running(name: &str) -> bool {
+    let mut links = getifaddrs().into_iter().flatten();
+    links.any(|link| link.interface_name == name && link.flags.contains(InterfaceFlags::IFF_LOWER_UP))
+}
+
+fn flags_of(fd: &OwnedFd) -> io::Result<c_int> {
+    let mut request = interface_request("", 0);
+    // SAFETY: the descriptor is open, and the kernel writes one ifreq to a live one.
+    unsafe { ioctl::interface(fd.as_raw_fd(), &raw mut request) }?;
+    // SAFETY: TUNGETIFF fills the flags member.
+    Ok(c_int::from(unsafe { request.ifr_ifru.ifru_flags }))
+}
+
+/// Opens the device of the driver, and makes it where it is missing and may be made: some containers have the right and
+/// not the file.
+fn open_driver() -> nix::Result<OwnedFd> {
+    let open = || open(DEVICE, OFlag::O_RDWR | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK, Mode::empty());
+    open().or_else(|errno| {
+        if errno != Errno::ENOENT {
+            return Err(errno);
+        }
+        let _ = std::fs::create_dir_all("/dev/net");
+        mknod(DEVICE, SFlag::S_IFCHR, Mode::from_bits_truncate(0o666), makedev(TUN_MAJOR, TUN_MINOR))
+            .map_err(|_| errno)?;
+        open()
+    })
+}
+
 fn open_queue(name: &str, flags: c_int) -> io::Result<(OwnedFd, String)> {
-    let fd = open(DEVICE, OFlag::O_RDWR | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK, Mode::empty()).map_err(|errno| {
+    let fd = open_driver().map_err(|errno| {
         let help = match errno {
             Errno::ENOENT | Errno::ENODEV | Errno::ENXIO => {
                 "the tun module is not loaded (modprobe tun), or the device is missing in this container"
             }
             Errno::EACCES | Errno::EPERM => "run as root, or let the container use the device",
+            Errno::ENOSYS => "the filter of system calls of this container forbids openat(2)",
             _ => "is the tun module loaded?",
         };
         io::Error::new(io::Error::from(errno).kind(), format!("cannot open {DEVICE}: {errno}: {help}"))
@@ -210,7 +267,7 @@ fn open_queue(name: &str, flags: c_int) -> io::Result<(OwnedFd, String)> {
     // SAFETY: the descriptor is open, and the kernel reads and updates one ifreq that is alive.
     unsafe { ioctl::set_interface(fd.as_raw_fd(), &raw const request) }.map_err(|errno| {
         let help = match errno {
-            Errno::EBUSY => "an interface of this name exists already",
+            Errno::EBUSY => "an interface of this name exists already, and is no persistent tun device that is free",
             Errno::EPERM => "CAP_NET_ADMIN is needed in this network namespace",
             Errno::EINVAL => "not a usable interface name, or a device of another kind has it",
             _ => "the kernel refused",

@@ -78,6 +78,33 @@ fn names_that_cannot_be_used_are_refused_with_the_reason() {
 
 #[test]
 #[ignore = "needs root and network namespaces"]
+fn a_persistent_device_that_is_free_is_used_and_stays() {
+    for (kind, queues, has) in
+        [("", 1, 1), ("vnet_hdr", 1, 1), ("pi", 1, 1), ("multi_queue", 2, 2), ("multi_queue", 1, 1), ("", 2, 1)]
+    {
+        for state in ["down", "up"] {
+            in_new_namespace(|| {
+                ip(&format!("tuntap add dev overlay7 mode tun {kind}"));
+                ip(&format!("link set overlay7 {state}"));
+                let tun =
+                    Tun::create("overlay7", queues, true).unwrap_or_else(|error| panic!("{kind:?} {state}: {error}"));
+                assert_eq!((tun.name(), tun.queues.len()), ("overlay7", has), "{kind:?} {state}");
+                assert_ne!(tun.offloads(), TunOffloads::None);
+                let second = Tun::create("overlay7", queues, true);
+                assert!(second.is_err() || state == "down" && kind == "multi_queue", "{kind:?} {state}: it is in use");
+                drop((tun, second));
+                ip("link show overlay7");
+            });
+        }
+    }
+    in_new_namespace(|| {
+        ip("tuntap add dev overlay7 mode tap");
+        assert!(Tun::create("overlay7", 1, true).unwrap_err().to_string().contains("exists already"));
+    });
+}
+
+#[test]
+#[ignore = "needs root and network namespaces"]
 fn the_device_lives_as_long_as_its_queues_wherever_they_go() {
     in_new_namespace(|| {
         let tun = Tun::create("overlay7", 2, true).unwrap();
