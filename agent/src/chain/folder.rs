@@ -1,5 +1,6 @@
 //! One directory of network configurations: brings our entry into the chain of its primary, and keeps it there.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -9,6 +10,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 use tokio::time::Instant;
 
+use super::meta::Meta;
 use super::primary::{self, Choice, Primary};
 use super::rewrites::{Rewrites, probable_owner};
 use crate::config::Strategy;
@@ -78,6 +80,8 @@ pub struct InPlace {
     pub is_new: bool,
     /// Files that a runtime loads before ours, and which we cannot precede.
     pub before: Vec<String>,
+    /// The meta plugin by way of which the runtime calls our chain.
+    pub meta: Option<Meta>,
 }
 
 /// How to keep a directory.
@@ -145,7 +149,7 @@ impl Folder {
             Ok(primary) => primary,
             Err(reason) => return Outcome::Waiting { reason },
         };
-        match self.write(primary, wish, &dir, &names, now) {
+        match self.write(primary, &choice, wish, &dir, &names, now) {
             Ok(outcome) => outcome,
             Err(error) => failed("write our chain into", &error),
         }
@@ -195,14 +199,18 @@ impl Folder {
     fn write(
         &mut self,
         primary: &Primary,
+        choice: &Choice,
         wish: Wish<'_>,
         dir: &Path,
         names: &[String],
         now: Instant,
     ) -> io::Result<Outcome> {
-        let others =
-            names.iter().map(String::as_str).filter(|name| primary::is_loadable(name) && !primary::is_own(name));
-        let (name, bytes) = match wish.strategy {
+        let others = names.iter().map(String::as_str).filter(|name| {
+            primary::is_loadable(name) && !primary::is_own(name) && !choice.metas.iter().any(|meta| meta == name)
+        });
+        // Meta plugins take files only.
+        let strategy = if choice.meta.is_some() { Strategy::File } else { wish.strategy };
+        let (name, bytes) = match strategy {
             Strategy::File => {
                 (PathBuf::from(primary::own_name(&primary.network, others.clone())), primary.with_entry(wish.entry))
             }
@@ -212,6 +220,12 @@ impl Folder {
                 (Path::new(&primary.network).join(DROP_IN), bytes)
             }
         };
+        if let Some(meta) = choice.meta.as_ref().filter(|meta| name.as_os_str() < OsStr::new(&meta.file)) {
+            // The runtime would call our chain, and pods would lose what the meta plugin gives them.
+            let reason =
+                format!("{} sorts after {}; name it 00-multus.conf or 00-multus.conflist", meta.file, name.display());
+            return Ok(Outcome::Waiting { reason });
+        }
         let path = dir.join(&name);
         let wanted = Written { name, bytes, network: primary.network.clone(), source: primary.file.clone() };
         let is_there = fs::symlink_metadata(&path).is_ok_and(|found| found.is_file() && found.mode() & 0o7777 == MODE)
@@ -243,10 +257,10 @@ impl Folder {
             remove_own(dir, &old)?;
             is_new = true;
         }
-        if is_new && wish.strategy == Strategy::DropIn {
+        if is_new && strategy == Strategy::DropIn {
             reload(dir)?;
         }
-        let before = match wish.strategy {
+        let before = match strategy {
             Strategy::File => {
                 others.filter(|other| Path::new(other) < wanted.name.as_path()).map(str::to_owned).collect()
             }
@@ -258,6 +272,7 @@ impl Folder {
             network: wanted.network.clone(),
             is_new,
             before,
+            meta: choice.meta.clone(),
         };
         self.written = Some(wanted);
         Ok(Outcome::InPlace(placed))
@@ -505,5 +520,108 @@ mod tests {
         fs::create_dir(f.dir.path().join("02-dir.conf")).unwrap();
         f.write("10-a.conflist", &list("a", "bridge"));
         assert!(matches!(f.keep(), Outcome::InPlace(_)));
+    }
+
+    /// What Multus delegates to when it starts: an imitation of its rule for the cluster's network `auto`, the first
+    /// configuration in byte order whose name does not begin with 00-multus. Its file is written as its thick variant does.
+    fn multus(f: &Fixture, file: &str) -> String {
+        let mut names = names(f.dir.path()).unwrap();
+        names.sort_unstable();
+        let mut loadable = names.into_iter().filter(|name| primary::is_loadable(name) && !name.ends_with(".json"));
+        let delegate = loadable.find(|name| !name.starts_with("00-multus")).unwrap();
+        let text = json!({"cniVersion": "0.3.1", "name": "multus-cni-network", "type": "multus-shim",
+            "clusterNetwork": format!("/host/etc/cni/net.d/{delegate}")});
+        f.write(file, &text.to_string());
+        delegate
+    }
+
+    /// The file that a runtime takes.
+    fn runtime(f: &Fixture) -> String {
+        names(f.dir.path()).unwrap().into_iter().filter(|name| primary::is_loadable(name)).min().unwrap()
+    }
+
+    #[test]
+    fn in_whatever_order_multus_the_network_and_the_agent_come_multus_delegates_to_our_chain() {
+        const OWN: &str = "00-nebula-cbr0.conflist";
+        for (network, multus_file) in [
+            ("10-flannel.conflist", "00-multus.conf"),
+            ("10-flannel.conflist", "00-multus.conflist.conf"),
+            ("01-flannel.conf", "00-multus.conf"),
+        ] {
+            for order in ["agent multus", "multus agent", "agent multus restart", "multus agent restart reboot"] {
+                let mut f = fixture();
+                let flannel = if network.ends_with(".conf") {
+                    json!({"cniVersion": "0.3.1", "name": "cbr0", "type": "flannel"}).to_string()
+                } else {
+                    list("cbr0", "flannel")
+                };
+                f.write(network, &flannel);
+                for step in order.split(' ') {
+                    match step {
+                        "agent" => drop(f.keep()),
+                        "reboot" => f.folder = Folder::new(f.dir.path().to_owned()),
+                        _ => drop(multus(&f, multus_file)),
+                    }
+                    f.pass(60);
+                }
+                let seen = f.keep();
+                let Outcome::InPlace(placed) = &seen else { panic!("{network}, {order}: {seen:?}") };
+                assert_eq!(placed.file.to_str(), Some(OWN), "{network}, {order}");
+                assert_eq!(
+                    (runtime(&f).as_str(), placed.before.as_slice()),
+                    (multus_file, &[][..]),
+                    "{network}, {order}"
+                );
+                assert_eq!(f.chain("cbr0").unwrap(), ["flannel", "nebula-cni-plugin"], "{network}, {order}");
+                // Where Multus was first, it must start again; after that, everything is as it must be.
+                let problem = placed.meta.as_ref().expect("it is seen").problem(&placed.file);
+                assert_eq!(problem.is_some(), order == "multus agent", "{network}, {order}: {problem:?}");
+                assert_eq!(multus(&f, multus_file), OWN, "{network}, {order}");
+                let Outcome::InPlace(placed) = f.keep() else { panic!("{network}, {order}") };
+                assert_eq!(placed.meta.unwrap().problem(&placed.file), None, "{network}, {order}");
+                assert_eq!(placed.is_new, false, "{network}, {order}: nothing is written again");
+                // Multus goes: our chain is the first.
+                fs::remove_file(f.dir.path().join(multus_file)).unwrap();
+                assert!(matches!(f.keep(), Outcome::InPlace(InPlace { meta: None, .. })));
+                assert_eq!(runtime(&f), OWN);
+            }
+        }
+    }
+
+    #[test]
+    fn a_meta_plugin_alone_is_no_primary_and_one_that_sorts_late_is_named() {
+        let mut f = fixture();
+        let multus =
+            json!({"name": "multus-cni-network", "type": "multus-shim", "clusterNetwork": "/host/x"}).to_string();
+        f.write("00-multus.conf", &multus);
+        assert!(matches!(f.keep(), Outcome::Waiting { .. }));
+        f.write("05-multus.conf", &multus);
+        fs::remove_file(f.dir.path().join("00-multus.conf")).unwrap();
+        f.write("10-a.conflist", &list("a", "bridge"));
+        let Outcome::Waiting { reason } = f.keep() else { panic!("the runtime would pass Multus by") };
+        assert!(reason.contains("05-multus.conf"), "{reason}");
+        assert_eq!(f.chain("a"), None);
+        // One that the runtime does not call is left alone.
+        fs::rename(f.dir.path().join("10-a.conflist"), f.dir.path().join("01-a.conflist")).unwrap();
+        assert!(matches!(f.keep(), Outcome::InPlace(InPlace { meta: None, .. })));
+        assert_eq!(runtime(&f), "00-nebula-a.conflist");
+    }
+
+    #[test]
+    fn of_several_networks_the_one_that_multus_names_is_the_primary() {
+        let mut f = fixture();
+        f.write("10-a.conflist", &list("a", "bridge"));
+        f.write("20-b.conflist", &list("b", "ptp"));
+        let multus = json!({"name": "m", "type": "multus", "clusterNetwork": "/host/etc/cni/net.d/20-b.conflist"});
+        f.write("00-multus.conf", &multus.to_string());
+        assert!(matches!(f.keep(), Outcome::InPlace(_)));
+        assert_eq!((f.chain("a"), f.chain("b").is_some()), (None, true));
+        let host = HostRoot::default();
+        let wish = Wish { entry: &f.entry, network: Some("m"), strategy: Strategy::File, host: &host };
+        // OpenShift: CRI-O takes Multus by name, and its cluster network is in another folder.
+        let mut folder = Folder::new(f.dir.path().to_owned());
+        fs::remove_file(f.dir.path().join("00-nebula-b.conflist")).unwrap();
+        let Outcome::InPlace(placed) = folder.keep(wish, f.now) else { panic!("it is asked for") };
+        assert_eq!((placed.network.as_str(), placed.meta), ("m", None));
     }
 }

@@ -1,6 +1,7 @@
 //! The chain: our entry in the network configuration of the node, and the proof that the runtime uses it.
 
 pub mod folder;
+pub mod meta;
 pub mod primary;
 pub mod rewrites;
 
@@ -183,7 +184,13 @@ fn chain_standing(outcomes: &Outcomes) -> Standing {
     };
     let file = dir.join(&placed.file);
     if placed.before.is_empty() {
-        return Standing::good(format!("{} is in place", file.display()));
+        return match &placed.meta {
+            None => Standing::good(format!("{} is in place", file.display())),
+            Some(meta) => match meta.problem(&placed.file) {
+                None => Standing::good(format!("{} is in place, and {} delegates to it", file.display(), meta.file)),
+                Some(problem) => Standing::bad(problem).advice(meta::ADVICE),
+            },
+        };
     }
     Standing::bad(format!("{} sorts before {} in {}", placed.before.join(", "), placed.file.display(), dir.display()))
         .advice("remove or rename that file: runtimes load the first one only")
@@ -214,10 +221,17 @@ fn loaded(asked: &Result<Status, RuntimeError>, placed: &InPlace) -> Standing {
         return Standing::bad(format!("the runtime cannot load its network configuration: {error}"))
             .advice("correct or remove the file that it names");
     }
-    if loaded.network.as_ref() != Some(&placed.network) {
+    let network = placed.meta.as_ref().map_or(&placed.network, |meta| &meta.network);
+    if loaded.network.as_ref() != Some(network) {
         let found = loaded.network.as_deref().unwrap_or("none");
-        return Standing::bad(format!("the runtime has loaded network {found}, not {}", placed.network))
+        return Standing::bad(format!("the runtime has loaded network {found}, not {network}"))
             .advice("does the runtime read another directory? then name it in \"confDirs\"");
+    }
+    if let Some(meta) = &placed.meta {
+        return match &status.network_problem {
+            Some(problem) => not_ready(problem),
+            None => Standing::good(format!("the runtime has loaded {}, which calls our chain", meta.file)),
+        };
     }
     if loaded.plugins.last().is_none_or(|last| last != PLUGIN) {
         let list = loaded.plugins.join(", ");
@@ -252,7 +266,7 @@ mod tests {
     fn placed() -> InPlace {
         let bytes = json!({"name": "a", "plugins": [{"type": "bridge"}, {"type": PLUGIN}]}).to_string().into_bytes();
         let file = "00-nebula-a.conflist".into();
-        InPlace { file, bytes, network: "a".into(), is_new: false, before: Vec::new() }
+        InPlace { file, bytes, network: "a".into(), is_new: false, before: Vec::new(), meta: None }
     }
 
     fn status(name: &str, plugins: &[&str], source: &str) -> Result<Status, RuntimeError> {
