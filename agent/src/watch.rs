@@ -13,7 +13,7 @@ use tokio::net::unix::pipe::Receiver;
 
 /// Watches any number of directories. Which ones is said at every wait, so that one that is replaced or created later is
 /// watched from then on. Where root has no inotify instance or watch left, as on nodes with many programs that use them, it
-/// wakes every [`BLIND_POLL`] instead, and asks again for one each time.
+/// wakes every `BLIND_POLL` instead, and asks again for one each time.
 pub struct DirectoryWatch {
     /// `None` while there is no inotify instance.
     events: Option<Events>,

@@ -579,7 +579,7 @@ mod tests {
                 assert_eq!(multus(&f, multus_file), OWN, "{network}, {order}");
                 let Outcome::InPlace(placed) = f.keep() else { panic!("{network}, {order}") };
                 assert_eq!(placed.meta.unwrap().problem(&placed.file), None, "{network}, {order}");
-                assert_eq!(placed.is_new, false, "{network}, {order}: nothing is written again");
+                assert!(!placed.is_new, "{network}, {order}: nothing is written again");
                 // Multus goes: our chain is the first.
                 fs::remove_file(f.dir.path().join(multus_file)).unwrap();
                 assert!(matches!(f.keep(), Outcome::InPlace(InPlace { meta: None, .. })));

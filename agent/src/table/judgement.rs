@@ -30,11 +30,16 @@ impl Facts {
     pub fn judge(&self, node: &str) -> Judgement {
         let ranges = NodeRanges::of(&self.nodes);
         let is_plausible = |node: &str, address: &IpAddr| self.is_plausible(&ranges, node, *address);
-        // By the addresses that the API server shows, as far as their nodes give them out.
+        // By the addresses that the API server shows, as far as their nodes give them out. Where two pods have one, as while an address
+        // is used again, the one that may be enrolled counts: the other is not known to have it alone.
         let mut shown: HashMap<IpAddr, &Shown> = HashMap::with_capacity(self.pods.len());
         for pod in self.pods.values() {
-            let own = pod.addresses.iter().flatten().filter(|address| is_plausible(&pod.node, address));
-            shown.extend(own.map(|address| (*address, pod)));
+            for address in pod.addresses.iter().flatten().filter(|address| is_plausible(&pod.node, address)) {
+                let other = shown.entry(*address).or_insert(pod);
+                if other.is_left_out {
+                    *other = pod;
+                }
+            }
         }
         let of_nodes: BTreeSet<IpAddr> = self
             .nodes

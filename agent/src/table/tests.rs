@@ -333,6 +333,9 @@ async fn the_table_says_who_is_enrolled_who_is_not_and_where_services_lead() {
     cluster.ca.release("web", "10.244.1.7").await;
     cluster.until("gone", "10.244.1.7", 0, |_, found| found == Found::Unknown).await;
     cluster.pod("other", "next", "10.244.1.7", json!({}));
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    cluster.until("shown for two pods", "10.244.1.7", 0, |_, found| found == Found::Unknown).await;
+    cluster.api.remove("/api/v1/namespaces/shop/pods/web");
     cluster.until("reused", "10.244.1.7", 0, is_clear).await;
     // It has a certificate before the API server shows its address.
     cluster.ca.enrol("again", "10.244.1.7").await;
