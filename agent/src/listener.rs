@@ -146,7 +146,8 @@ mod tests {
         tokio::spawn(serve(listener, Readiness::default(), Arc::new(String::new)));
         let mut slow = Vec::new();
         for _ in 0..300 {
-            slow.push(TcpStream::connect(address).await.unwrap());
+            // One that must give way at once may see that as an error.
+            slow.extend(TcpStream::connect(address).await.ok());
         }
         for probe in 0..10 {
             for stream in &mut slow {

@@ -293,7 +293,8 @@ fn clients_of_the_status_page_that_say_nothing_keep_nobody_from_it() {
     let service = ca.serve_with_options(&["--status-listen", "127.0.0.1:0"]);
     let url = service.status.clone().unwrap();
     let address = url.trim_start_matches("http://").trim_end_matches('/');
-    let silent: Vec<_> = (0..200).map(|_| TcpStream::connect(address).unwrap()).collect();
+    // One that must give way at once may see that as an error.
+    let silent: Vec<_> = (0..200).filter_map(|_| TcpStream::connect(address).ok()).collect();
     let agent: ureq::Agent = ureq::Agent::config_builder().timeout_global(Some(Duration::from_secs(3))).build().into();
     for _ in 0..10 {
         assert_eq!(agent.get(format!("{url}readyz")).call().unwrap().status(), 200);

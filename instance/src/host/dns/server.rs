@@ -308,7 +308,8 @@ mod tests {
     #[test]
     fn connections_without_a_query_keep_nobody_from_the_answer() {
         let (_server, address) = start("x");
-        let silent: Vec<_> = (0..200).map(|_| std::net::TcpStream::connect(address).unwrap()).collect();
+        // One that must give way at once may see that as an error.
+        let silent: Vec<_> = (0..200).filter_map(|_| std::net::TcpStream::connect(address).ok()).collect();
         for _ in 0..10 {
             let mut stream = std::net::TcpStream::connect(address).unwrap();
             stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
