@@ -13,7 +13,7 @@ use crate::key::check_public_key;
 use crate::{Curve, PrivateKey};
 
 /// What a join token holds. Its text is `nebula-join-2-` and base64url of: fingerprint (32 bytes), flags (1 byte), with
-/// the flag [`BOUND`] a key's SHA-256 (32 bytes), then URL, secret and networks with line feeds in between and commas
+/// the flag `BOUND` a key's SHA-256 (32 bytes), then URL, secret and networks with line feeds in between and commas
 /// between networks, and a check of 4 bytes, the first of the SHA-256 of all before.
 #[derive(Clone, PartialEq, Eq)]
 pub struct JoinToken {
