@@ -173,7 +173,9 @@ fn a_running_pod_that_is_attached_sends_nothing_in_clear_any_more_even_if_its_in
             let _ = client.send_to(b"hello", (two.v4().as_str(), 7000));
             server.recv(&mut [0; 8]).is_ok()
         };
-        assert!(speaks(), "{primary:?}: it is not captured yet");
+        // On a busy machine a new link takes its time for the first packet.
+        let speaks_soon = || (0..10).any(|_| speaks());
+        assert!(speaks_soon(), "{primary:?}: it is not captured yet");
         site.node.entry["nebula"] = json!({"fake": "exit"});
         site.attach(&one).error();
         assert!(!speaks(), "{primary:?}: it stays closed");
@@ -182,6 +184,6 @@ fn a_running_pod_that_is_attached_sends_nothing_in_clear_any_more_even_if_its_in
         assert!(!speaks(), "{primary:?}");
         site.call("DEL", &one).expect_ok();
         assert_eq!(site.rules(), "");
-        assert!(speaks(), "{primary:?}: it is as before");
+        assert!(speaks_soon(), "{primary:?}: it is as before");
     }
 }
