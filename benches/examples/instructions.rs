@@ -231,6 +231,8 @@ fn lighthouse(message: impl Fn(u32) -> Meta, answers: usize) -> usize {
         Some(punt(last, message(last)))
     };
     let work = |punt: &mut Option<Punt>| {
+        // Two hosts are told of each other once a second.
+        served.now += 2 * std::time::Duration::from_secs(1) / HOSTS;
         served.node.handle_punt(served.now, punt.take().expect("a message"));
         assert_eq!(std::iter::from_fn(|| served.node.poll_transmit()).count(), answers);
     };
