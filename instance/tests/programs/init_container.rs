@@ -342,6 +342,11 @@ fn answer(path: &str, body: &[u8], pods: &[(String, String)]) -> (u16, Value) {
         let items: Vec<Value> = pods.iter().map(pod).collect();
         return (200, json!({"metadata": {"resourceVersion": "1"}, "items": items}));
     }
+    // Watches end at once, and are asked for again: what there is does not change.
+    if path.starts_with("/api/v1/nodes") {
+        let node = json!({"metadata": {"name": "n1"}, "spec": {}, "status": {"addresses": []}});
+        return (200, json!({"metadata": {"resourceVersion": "1"}, "items": [node]}));
+    }
     let found = pods.iter().find(|(name, _)| path == format!("/api/v1/namespaces/shop/pods/{name}"));
     found.map_or((404, json!({"kind": "Status", "status": "Failure", "code": 404})), |found| (200, pod(found)))
 }
