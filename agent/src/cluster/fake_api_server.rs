@@ -1,5 +1,6 @@
 //! A fake API server for tests, and what the agent's parts do there. It keeps objects by path, checks the tests in JSON
-//! patches, tells watches what changes, and remembers what it was asked; it knows no permissions, but that a token may be held to its own node.
+//! patches, tells watches what changes, and remembers what it was asked; it knows no permissions,
+//! but that a token may be held to its own node.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
