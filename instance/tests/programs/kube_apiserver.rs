@@ -117,9 +117,9 @@ impl Drop for ApiServer {
     }
 }
 
-/// The CA's service account and role, as deployed.
+/// The CA's service account and role, as deployed where certificates follow from addresses of pods.
 fn deployed_role() -> Vec<Value> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kubernetes/nebula.yaml");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kubernetes/nebula-capture.yaml");
     let text = std::fs::read_to_string(path).expect("the manifest");
     let documents: Vec<Value> = serde_saphyr::from_multiple(&text).expect("YAML");
     let kinds = ["ServiceAccount", "ClusterRole", "ClusterRoleBinding"];
