@@ -173,11 +173,12 @@ impl Facts {
 
     /// Numbers of entries by kind, for the metrics.
     #[must_use]
-    pub fn counts(&self, judgement: &Judgement) -> [(&'static str, usize); 7] {
+    pub fn counts(&self, judgement: &Judgement) -> [(&'static str, usize); 8] {
         let endpoints = self.slices.iter().flat_map(|(_, slices)| slices).map(|slice| slice.endpoints.len()).sum();
         [
             ("enrolled", self.members.len()),
             ("unconfirmed", judgement.unconfirmed),
+            ("withheld", judgement.withheld),
             ("clear_pods", self.pods.values().filter(|pod| pod.is_left_out).count()),
             ("node_addresses", self.nodes.values().map(|node| node.reported.len() + 2 * node.ranges.len()).sum()),
             ("services", self.services.count()),

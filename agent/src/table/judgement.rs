@@ -22,6 +22,10 @@ pub struct Judgement {
     pub(super) of_this_node: Vec<IpAddr>,
     /// Number of members none of whose addresses is confirmed.
     pub(super) unconfirmed: usize,
+    /// Addresses that members may have.
+    pub(super) claimed: HashSet<IpAddr>,
+    /// Number of addresses that are not `clear` only because an enrolled pod had them a moment ago.
+    pub(super) withheld: usize,
 }
 
 impl Facts {
@@ -81,6 +85,7 @@ impl Facts {
         for (address, _) in &judgement.enrolled {
             judgement.clear.remove(address);
         }
+        judgement.claimed = claimed;
         judgement.enrolled.sort_unstable();
         judgement.of_this_node.sort_unstable();
         judgement

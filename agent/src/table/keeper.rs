@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nebula_cni_plugin::launch::CLUSTER_TABLE;
+use tokio::time::Instant;
 
 use super::Shared;
 use super::clear_sets::ClearSets;
+use super::departed::Departed;
 use super::facts::Input;
 use super::service_choices::ServiceChoices;
 use super::writer::{WriteError, Writer};
@@ -21,6 +23,7 @@ pub(super) struct Keeper {
     pub(super) writer: Writer,
     pub(super) metrics: Arc<Metrics>,
     pub(super) readiness: Readiness,
+    pub(super) departed: Departed,
     pub(super) clear_sets: ClearSets,
     pub(super) service_choices: ServiceChoices,
     /// Why the table could not be written last.
@@ -31,10 +34,15 @@ impl Keeper {
     /// Works until the task is cancelled.
     pub(super) async fn run(mut self) {
         loop {
-            let is_due = tokio::select! {
+            let has_changed = tokio::select! {
                 () = self.shared.changed.notified() => true,
                 () = tokio::time::sleep(LOOK_EVERY) => false,
             };
+            let is_over = self.departed.is_due(Instant::now());
+            if is_over {
+                self.shared.facts().changes += 1;
+            }
+            let is_due = has_changed || is_over;
             let missing = self.shared.facts().missing();
             if missing.is_empty() && (is_due || !self.writer.is_there()) {
                 // The first change is written at once; what comes close behind it is gathered.
@@ -43,7 +51,8 @@ impl Keeper {
                 tokio::time::sleep((took * SHARE).clamp(WRITE_EVERY, MAX_GATHER)).await;
             } else {
                 if missing.is_empty() && self.clear_sets.are_outdated() {
-                    let judgement = self.shared.facts().judge(&self.node);
+                    let mut judgement = self.shared.facts().judge(&self.node);
+                    self.departed.withhold(&mut judgement, Instant::now());
                     self.clear_sets.replace(&judgement.clear);
                 }
                 if self.writer.is_of_this_agent() {
@@ -59,9 +68,11 @@ impl Keeper {
         let (shared, node) = (Arc::clone(&self.shared), self.node.clone());
         let (mut writer, mut clear_sets) = (std::mem::take(&mut self.writer), std::mem::take(&mut self.clear_sets));
         let mut service_choices = std::mem::take(&mut self.service_choices);
-        let (writer, clear_sets, service_choices, outcome, counts) = tokio::task::spawn_blocking(move || {
+        let (mut departed, now) = (std::mem::take(&mut self.departed), Instant::now());
+        let (writer, departed, clear_sets, service_choices, outcome, counts) = tokio::task::spawn_blocking(move || {
             let facts = shared.facts();
-            let judgement = facts.judge(&node);
+            let mut judgement = facts.judge(&node);
+            departed.withhold(&mut judgement, now);
             // First, so that what has become enrolled is closed before anybody sends to it through its tunnel.
             clear_sets.replace(&judgement.clear);
             let counts = facts.counts(&judgement);
@@ -73,11 +84,12 @@ impl Keeper {
                 }
                 written
             });
-            (writer, clear_sets, service_choices, outcome, counts)
+            (writer, departed, clear_sets, service_choices, outcome, counts)
         })
         .await
         .ok()?;
-        (self.writer, self.clear_sets, self.service_choices) = (writer, clear_sets, service_choices);
+        (self.writer, self.departed) = (writer, departed);
+        (self.clear_sets, self.service_choices) = (clear_sets, service_choices);
         match outcome {
             Ok(written) => {
                 self.metrics.table_written(&written, &counts);

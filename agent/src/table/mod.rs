@@ -6,6 +6,7 @@
 //! the API server is away.
 
 pub mod clear_sets;
+pub mod departed;
 pub mod directory;
 pub mod endpoints;
 pub mod facts;
@@ -32,6 +33,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use self::clear_sets::ClearSets;
+use self::departed::Departed;
 use self::directory::DirectoryClient;
 use self::facts::{Facts, Input};
 use self::keeper::Keeper;
@@ -89,9 +91,11 @@ pub async fn keep(node: &Node, name: Option<String>, target: watch::Receiver<Opt
     followers.spawn(follow_directory(Arc::clone(&shared), config.host_root.clone(), target));
     let path = config.host_root.resolve(Path::new(CLUSTER_TABLE));
     let (writer, readiness) = (Writer::open(&path), readiness.clone());
-    let clear_sets = ClearSets::default();
-    let service_choices = ServiceChoices::default();
-    Keeper { shared, node: name, writer, metrics, readiness, clear_sets, service_choices, failure: None }.run().await;
+    let departed = Departed::since_table(&path);
+    let (clear_sets, service_choices) = (ClearSets::default(), ServiceChoices::default());
+    Keeper { shared, node: name, writer, metrics, readiness, departed, clear_sets, service_choices, failure: None }
+        .run()
+        .await;
 }
 
 /// Starts to follow everything that the API server knows.

@@ -183,6 +183,7 @@ impl Cluster {
             writer: Writer::open(&self.path()),
             metrics: Arc::clone(&self.metrics),
             readiness: self.readiness.clone(),
+            departed: Departed::pausing(Duration::from_secs(1)),
             clear_sets: ClearSets::default(),
             service_choices: ServiceChoices::default(),
             failure: None,
@@ -336,7 +337,9 @@ async fn the_table_says_who_is_enrolled_who_is_not_and_where_services_lead() {
     tokio::time::sleep(Duration::from_millis(300)).await;
     cluster.until("shown for two pods", "10.244.1.7", 0, |_, found| found == Found::Unknown).await;
     cluster.api.remove("/api/v1/namespaces/shop/pods/web");
-    cluster.until("reused", "10.244.1.7", 0, is_clear).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    cluster.until("reused at once", "10.244.1.7", 0, |_, found| found == Found::Unknown).await;
+    cluster.until("reused after a pause", "10.244.1.7", 0, is_clear).await;
     // It has a certificate before the API server shows its address.
     cluster.ca.enrol("again", "10.244.1.7").await;
     cluster.until("not in clear any more", "10.244.1.7", 0, |_, found| found == Found::Unknown).await;
@@ -476,6 +479,7 @@ async fn a_table_that_cannot_be_written_is_told_and_tried_again() {
         writer: Writer::open(&dir.path().join("cluster/table")),
         metrics: Arc::new(Metrics::new(true)),
         readiness: readiness.clone(),
+        departed: Departed::default(),
         clear_sets: ClearSets::default(),
         service_choices: ServiceChoices::default(),
         failure: None,

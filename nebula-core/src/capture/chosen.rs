@@ -1,7 +1,9 @@
 //! Which of a Service's endpoints a flow gets.
 
+use std::net::SocketAddr;
+
 use super::rendezvous::scramble;
-use super::{Directory, Endpoint, Service};
+use super::{Directory, Endpoint, Found, Service, Target};
 use crate::wire::ip::FlowKey;
 
 /// Maximum number of endpoints tried for one flow.
@@ -17,6 +19,25 @@ pub(super) enum Chosen {
 }
 
 impl Chosen {
+    /// The endpoint that the primary network chose for a flow. `None` if nothing is known about it.
+    pub(super) fn before(
+        directory: &dyn Directory,
+        service: &Service,
+        flow: &FlowKey,
+        endpoint: SocketAddr,
+    ) -> Option<Self> {
+        let (address, port) = (endpoint.ip(), endpoint.port());
+        match directory.find(&Target { address, port, protocol: flow.protocol }) {
+            Found::Peer { incarnation } => {
+                let endpoint = Endpoint { address, port, incarnation };
+                let n = (0..service.ready).find(|n| directory.endpoint(service, *n) == Some(endpoint));
+                Some(Self::Endpoint(n.unwrap_or_default(), endpoint))
+            }
+            Found::Clear => Some(Self::Clear),
+            Found::Service(_) | Found::Unknown | Found::Refused => None,
+        }
+    }
+
     /// Chooses among the endpoints by the flow alone, so that an instance that starts again finds the endpoints of its
     /// pod's connections. With affinity, all flows of this pod to the Service count as one. `None` if there is none to choose.
     pub(super) fn of(directory: &dyn Directory, service: &Service, flow: &FlowKey) -> Option<Self> {

@@ -1,5 +1,6 @@
 //! Decides what becomes of each flow of the pod, and remembers those that are translated, for all lanes together.
 
+use std::net::SocketAddr;
 use std::sync::PoisonError;
 use std::time::Instant;
 
@@ -37,7 +38,7 @@ pub(crate) enum NoCourse {
     Unknown,
     /// Nobody may or can answer there.
     Refused,
-    /// The endpoint of a connection is gone.
+    /// The other end of a flow is gone: the endpoint of a connection, or the pod that a tunnel led to.
     EndpointGone,
     /// All flows in the table are in use, or all ports of this one are.
     Full,
@@ -49,7 +50,25 @@ pub(crate) struct First<'a> {
     pub(crate) flow: &'a FlowKey,
     /// It opens a TCP connection, or nothing that came before it is known.
     pub(crate) opens: bool,
+    /// The endpoint of the Service that the primary network chose for it before this node captured it.
+    pub(crate) led_to: Option<SocketAddr>,
     pub(crate) now: Instant,
+}
+
+/// A flow that a program opened before this node started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpenedBefore {
+    /// As the program knows it.
+    pub flow: FlowKey,
+    /// Where the primary network led it, if it was opened before it was captured: the endpoint of a Service. `None`: it gets
+    /// the endpoint that an earlier instance of this node chose.
+    pub led_to: Option<SocketAddr>,
+}
+
+impl From<FlowKey> for OpenedBefore {
+    fn from(flow: FlowKey) -> Self {
+        Self { flow, led_to: None }
+    }
 }
 
 /// Translated flows, shared by all lanes. Lanes come here with the first packet of a flow, about once a second for each
@@ -100,10 +119,26 @@ impl Translations {
 
     /// Removes idle flows.
     pub(crate) fn expire(&self, now: Instant) {
-        if self.added() > 0 {
-            let now = self.millis(now);
-            self.lock().expire(now);
+        let now = self.millis(now);
+        self.lock().expire(now);
+    }
+
+    /// Notes that flows were in tunnels as they are, so that nothing of them leaves in clear.
+    pub(crate) fn seal(&self, flows: &[FlowKey], now: Instant) {
+        let (now, most) = (self.millis(now), self.most());
+        let mut table = self.lock();
+        for flow in flows {
+            let key = table.key(flow);
+            table.sealed.note(&key, now, most);
         }
+    }
+
+    /// Notes that the pod ends a connection that is in a tunnel as it is.
+    pub(crate) fn end_sealed(&self, flow: &FlowKey, now: Instant) {
+        let (now, most) = (self.millis(now), self.most());
+        let mut table = self.lock();
+        let key = table.key(flow);
+        table.sealed.end(&key, now, most);
     }
 
     /// The course of a flow. `is_tracked` tells whether the firewall knows a flow with these addresses in the tunnel,
@@ -120,11 +155,15 @@ impl Translations {
         choice.make(&mut table, is_tracked)
     }
 
-    /// Gives a flow its course that the pod opened before this program started, so that the other end can speak first.
-    pub(crate) fn resume(&self, current: &Current, flow: &FlowKey, now: Instant) {
-        let first = First { flow, opens: true, now };
-        if let Ok((_, true)) = self.course(current, first, |_| false) {
-            self.lock().change(flow, |entry| entry.state = State::Resumed);
+    /// Gives a flow its course that the pod opened before this program started, so that the other end can speak first. A
+    /// flow to somebody who is not known counts as one that was in a tunnel.
+    pub(crate) fn resume(&self, current: &Current, before: &OpenedBefore, now: Instant) {
+        let OpenedBefore { flow, led_to } = before;
+        let first = First { flow, opens: true, led_to: *led_to, now };
+        match self.course(current, first, |_| false) {
+            Ok((_, true)) => self.lock().change(flow, |entry| entry.state = State::Resumed),
+            Ok((Course::Direct, false)) | Err(NoCourse::Unknown) => self.seal(std::slice::from_ref(flow), now),
+            Ok((_, false)) | Err(_) => {}
         }
     }
 
@@ -159,10 +198,11 @@ impl Translations {
         if let Some(entry) = table.of_wire(&key).filter(|entry| entry.is_live(now) && entry.translation.is_own) {
             return Ok(Course::BackToSelf(entry.translation));
         }
+        let was_direct = table.sealed.has(&key, now);
         let target = Target::from(flow);
         match directory.find(&target) {
             Found::Peer { .. } => Ok(Course::Direct),
-            Found::Service(service) if service.clear > 0 && !was_sealed && table.bypassed.has(&key) => {
+            Found::Service(service) if service.clear > 0 && !was_sealed && !was_direct && table.bypassed.has(&key) => {
                 Ok(Course::Bypass)
             }
             Found::Service(service) => {
@@ -170,9 +210,11 @@ impl Translations {
                 let kept = table.affinities.of(directory, &target, &service, now);
                 match kept.or_else(|| Chosen::of(directory, &service, flow)).ok_or(NoCourse::Refused)? {
                     Chosen::Endpoint(_, endpoint) => Ok(course_of(translation(flow, &endpoint, flow.local_port))),
+                    Chosen::Clear if was_direct => Err(NoCourse::EndpointGone),
                     Chosen::Clear => Ok(Course::Bypass),
                 }
             }
+            Found::Clear if was_direct => Err(NoCourse::EndpointGone),
             Found::Clear if was_sealed => Err(NoCourse::Refused),
             Found::Clear => Ok(Course::Bypass),
             Found::Unknown => Err(NoCourse::Unknown),
@@ -221,6 +263,10 @@ impl Translations {
     /// Notes flags of a TCP packet in either direction of a translated flow.
     pub(crate) fn note(&self, original: &FlowKey, flags: u8) {
         self.lock().change(original, |entry| entry.note(flags));
+    }
+
+    fn most(&self) -> usize {
+        self.max_flows.load(Ordering::Relaxed)
     }
 
     fn millis(&self, now: Instant) -> u64 {
@@ -277,6 +323,12 @@ impl Choice<'_> {
         let endpoint = match directory.find(&target) {
             Found::Peer { .. } if !is_taken => {
                 table.remove(&key);
+                // Nothing of a connection is in the tunnel yet.
+                if self.first.opens {
+                    table.sealed.forget(&key);
+                } else {
+                    table.sealed.note(&key, self.now, self.translations.most());
+                }
                 return Ok((Course::Direct, false));
             }
             // Answers could not be told from those of the other flow, so this one gets another port.
@@ -285,8 +337,7 @@ impl Choice<'_> {
                 Chosen::Endpoint(_, endpoint) => endpoint,
                 Chosen::Clear => return Ok((Course::Bypass, false)),
             },
-            Found::Clear if self.sealed.is_some() => return Err(NoCourse::Refused),
-            Found::Clear => return Ok((Course::Bypass, false)),
+            Found::Clear => return self.in_clear(table, &key).map(|()| (Course::Bypass, false)),
             Found::Unknown => return Err(NoCourse::Unknown),
             Found::Refused => return Err(NoCourse::Refused),
         };
@@ -298,18 +349,37 @@ impl Choice<'_> {
         if self.sealed.is_some() {
             table.remove(&key);
         }
-        let most = self.translations.max_flows.load(Ordering::Relaxed);
-        if !table.insert(translation, (endpoint.incarnation, self.current.version), self.now, most) {
+        let made = (endpoint.incarnation, self.current.version);
+        if !table.insert(translation, made, self.now, self.translations.most()) {
             return Err(NoCourse::Full);
         }
         self.translations.added.fetch_add(1, Ordering::Release);
         Ok((course_of(translation), true))
     }
 
+    /// Lets a flow leave in clear, unless it was in a tunnel: it is refused until it ends.
+    fn in_clear(&self, table: &mut Table, key: &Key) -> Result<(), NoCourse> {
+        if self.sealed.is_some() {
+            return Err(NoCourse::Refused);
+        }
+        if self.first.opens {
+            table.sealed.forget(key);
+        } else if table.sealed.holds(key, self.now)
+            || table.sealed.may_have_lost(key, self.now) && !(key.is_tcp() && table.bypassed.has(key))
+        {
+            return Err(NoCourse::EndpointGone);
+        }
+        if key.is_tcp() {
+            table.bypassed.note(key);
+        }
+        Ok(())
+    }
+
     /// What a flow to a Service gets. A flow goes on as it began.
     fn of_service(&self, table: &mut Table, key: &Key, target: Target, service: Service) -> Result<Chosen, NoCourse> {
         let First { flow, opens, .. } = self.first;
-        if !opens && self.sealed.is_none() && service.clear > 0 && table.bypassed.goes_on(key) {
+        let was_direct = !opens && table.sealed.holds(key, self.now);
+        if !opens && !was_direct && self.sealed.is_none() && service.clear > 0 && table.bypassed.goes_on(key) {
             return Ok(Chosen::Clear);
         }
         // A connection of which nothing is known may have been in a tunnel.
@@ -317,16 +387,23 @@ impl Choice<'_> {
         let clear = if self.sealed.is_some() || is_doubtful { 0 } else { service.clear };
         let service = Service { clear, ..service };
         let directory = &*self.current.directory;
-        let kept = table.affinities.of(directory, &target, &service, self.now);
+        let kept = match self.first.led_to {
+            Some(endpoint) => Some(Chosen::before(directory, &service, flow, endpoint).ok_or(NoCourse::Unknown)?),
+            None => table.affinities.of(directory, &target, &service, self.now),
+        };
         let chosen = kept.or_else(|| Chosen::of(directory, &service, flow)).ok_or(NoCourse::Refused)?;
         if !is_doubtful {
             table.affinities.note(target, &service, chosen, self.now);
         }
         match chosen {
             Chosen::Endpoint(..) => table.bypassed.forget(key),
+            Chosen::Clear if was_direct => return Err(NoCourse::EndpointGone),
             // Of Services without an enrolled endpoint, which may get one, only connections are worth the memory.
             Chosen::Clear if service.ready > 0 || flow.protocol == protocol::TCP => table.bypassed.note(key),
             Chosen::Clear => {}
+        }
+        if opens {
+            table.sealed.forget(key);
         }
         Ok(chosen)
     }

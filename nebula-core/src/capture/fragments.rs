@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use super::Course;
+use super::{Course, NoCourse};
 use crate::sync::Mutex;
 use crate::wire::ip::{FlowKey, Packet, fragment_number};
 
@@ -15,7 +15,10 @@ const KEEP_FOR: Duration = Duration::from_secs(30);
 
 /// Packets whose first fragment was seen, newest last. Shared by all lanes; only fragments come here.
 #[derive(Debug, Default)]
-pub(crate) struct Fragments(Mutex<VecDeque<(Identity, Course, Instant)>>);
+pub(crate) struct Fragments(Mutex<VecDeque<(Identity, Outcome, Instant)>>);
+
+/// What became of the first fragment.
+pub(crate) type Outcome = Result<Course, NoCourse>;
 
 /// What the fragments of one packet have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,20 +42,20 @@ impl Identity {
 }
 
 impl Fragments {
-    /// Remembers the course of a first fragment.
-    pub(crate) fn note(&self, identity: Identity, course: Course, now: Instant) {
+    /// Remembers what became of a first fragment.
+    pub(crate) fn note(&self, identity: Identity, outcome: Outcome, now: Instant) {
         let mut recent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         recent.retain(|(known, _, since)| *known != identity && now < *since + KEEP_FOR);
         if recent.len() >= MAX_PACKETS {
             recent.pop_front();
         }
-        recent.push_back((identity, course, now));
+        recent.push_back((identity, outcome, now));
     }
 
-    /// The course of a later fragment.
-    pub(crate) fn course(&self, identity: &Identity, now: Instant) -> Option<Course> {
+    /// What becomes of a later fragment.
+    pub(crate) fn course(&self, identity: &Identity, now: Instant) -> Option<Outcome> {
         let recent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let known = recent.iter().rev().find(|(known, _, since)| known == identity && now < *since + KEEP_FOR);
-        known.map(|(_, course, _)| *course)
+        known.map(|(_, outcome, _)| *outcome)
     }
 }

@@ -5,7 +5,7 @@
 
 use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
 
-use crate::wire::ip::FlowKey;
+use crate::wire::ip::{FlowKey, protocol};
 
 /// A flow with its hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +18,10 @@ impl Key {
     /// A number for the flow alone: that of another flow is another one but for an accident in 2^64.
     pub(super) fn number(&self) -> u64 {
         self.hash
+    }
+
+    pub(super) fn is_tcp(&self) -> bool {
+        self.flow.protocol == protocol::TCP
     }
 }
 

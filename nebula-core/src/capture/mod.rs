@@ -9,6 +9,7 @@
 //! - `flows` with `table`, `entry`, `hash` and `affinity`: the decisions, and the flows that they hold for. Shared by all lanes.
 //! - `chosen` with `rendezvous`: which endpoint a flow gets.
 //! - `bypassed`: flows to Services that leave on the primary network, and stay there.
+//! - `sealed`: flows into tunnels that are not translated, which never leave on the primary network.
 //! - `courses`: a lane's cache of decisions.
 //! - `fragments`: the decisions for packets in fragments.
 //! - `translation`: both forms of a flow, and how packets are rewritten between them; the bytes are written in `forward`.
@@ -23,6 +24,7 @@ mod flows;
 mod fragments;
 mod hash;
 mod rendezvous;
+mod sealed;
 mod table;
 #[cfg(test)]
 #[cfg(not(loom))]
@@ -34,8 +36,9 @@ use std::sync::Arc;
 pub(crate) use courses::{InboundCourses, OutboundCourses, Pass};
 pub use directory::{Directory, Endpoint, Found, Service, Target};
 pub(crate) use entry::tcp;
+pub use flows::OpenedBefore;
 pub(crate) use flows::{Course, First, NoCourse, Translations};
-pub(crate) use fragments::Identity;
+pub(crate) use fragments::{Identity, Outcome};
 pub(crate) use rendezvous::scramble_address;
 pub use rendezvous::{clear_tags, rendezvous};
 pub(crate) use translation::{Change, Rewrite, Translation};

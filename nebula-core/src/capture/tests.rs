@@ -20,6 +20,8 @@ struct Listed {
     /// Number of endpoints of each that are not enrolled.
     clear: u32,
     affinity: Option<Duration>,
+    /// Pods that are not enrolled.
+    clear_pods: Vec<IpAddr>,
 }
 
 impl Directory for Listed {
@@ -30,6 +32,9 @@ impl Directory for Listed {
     fn find(&self, target: &Target) -> Found {
         if let Some(&incarnation) = self.pods.get(&target.address) {
             return Found::Peer { incarnation };
+        }
+        if self.clear_pods.contains(&target.address) {
+            return Found::Clear;
         }
         match self.services.iter().position(|(known, ..)| known == target) {
             Some(id) if self.services[id].2 > 0 || self.clear > 0 => {
@@ -71,7 +76,7 @@ fn cluster(count: u8) -> Listed {
     let endpoint = |n: u8| Endpoint { address: pod(n), port: 8080, incarnation: n.into() };
     let endpoints: Vec<_> = (1..=count).map(endpoint).collect();
     let services = [protocol::TCP, protocol::UDP].map(|number| (target(number), endpoints.clone(), count.into()));
-    Listed { version: 1, pods, services: services.into(), clear: 0, affinity: None }
+    Listed { version: 1, pods, services: services.into(), clear: 0, affinity: None, clear_pods: Vec::new() }
 }
 
 impl Listed {
@@ -135,7 +140,7 @@ impl Bench {
     }
 
     fn first(&self, flow: &FlowKey, opens: bool, taken: impl FnMut(&FlowKey) -> bool) -> Result<Course, NoCourse> {
-        let first = First { flow, opens, now: self.now };
+        let first = First { flow, opens, led_to: None, now: self.now };
         self.translations.course(&self.current, first, taken).map(|(course, _)| course)
     }
 
@@ -344,14 +349,40 @@ fn a_restart_under_another_list_moves_only_the_flows_that_have_to_move() {
 fn a_flow_from_before_keeps_its_endpoint_and_lives_as_long_as_one_that_was_answered() {
     let mut bench = Bench::new(cluster(3));
     let flow = to_service(protocol::TCP, 40_000);
-    bench.translations.resume(&bench.current, &flow, bench.now);
-    bench.translations.resume(&bench.current, &to_pod(1, 40_001), bench.now);
+    bench.translations.resume(&bench.current, &flow.into(), bench.now);
+    bench.translations.resume(&bench.current, &to_pod(1, 40_001).into(), bench.now);
     assert_eq!(bench.translations.len(), 1, "what is not translated is not kept");
     bench.wait(80_000);
     let wire = Bench::new(cluster(3)).course(&flow).map(|course| translated(Ok(course)).wire).unwrap();
     assert!(bench.translations.is_resumed(&bench.current, &wire, bench.now));
     assert_eq!(bench.back(&wire), Some(flow));
     assert!(!bench.translations.is_resumed(&bench.current, &wire, bench.now), "only until it is answered");
+}
+
+#[test]
+fn a_connection_from_before_the_capture_goes_on_with_the_endpoint_that_the_primary_network_chose() {
+    let clear: IpAddr = [10, 244, 2, 1].into();
+    let with_clear = Listed { clear_pods: vec![clear], ..mixed(3, 1) };
+    for number in [protocol::TCP, protocol::UDP] {
+        for n in 1..=3 {
+            let bench = Bench::new(with_clear.clone());
+            let flow = to_service(number, 40_000);
+            let before = OpenedBefore { flow, led_to: Some((pod(n), 8080).into()) };
+            bench.translations.resume(&bench.current, &before, bench.now);
+            assert_eq!(bench.endpoint(&flow), pod(n), "whatever this node would choose");
+        }
+        let bench = Bench::new(with_clear.clone());
+        for port in 40_000..40_020 {
+            let flow = to_service(number, port);
+            let before = OpenedBefore { flow, led_to: Some((clear, 8080).into()) };
+            bench.translations.resume(&bench.current, &before, bench.now);
+            assert_eq!(bench.course(&flow), Ok(Course::Bypass), "it was and is in clear");
+            let flow = to_service(number, port + 100);
+            let before = OpenedBefore { flow, led_to: Some(([10, 244, 9, 9], 8080).into()) };
+            bench.translations.resume(&bench.current, &before, bench.now);
+            assert_ne!(bench.course(&flow), Ok(Course::Bypass), "nobody knows who that was");
+        }
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use super::rewrite::{rewrite, rewrite_quoted};
 use super::seal::seal;
 use super::segment::Plan;
 use super::{Forwarder, Lane, Offload};
-use crate::capture::{Course, Current, First, Found, Identity, NoCourse, Target, Translation, tcp};
+use crate::capture::{Course, Current, First, Found, Identity, NoCourse, Outcome, Target, Translation, tcp};
 use crate::counters::{Counter, Direction};
 use crate::firewall::{Firewall, Peer};
 use crate::tunnel::Tunnel;
@@ -141,29 +141,38 @@ fn unusual(
             let peer = |tunnel| Peer::new(tunnel, snapshot.routes.shared(wire, tunnel));
             lookup.tunnel().is_some_and(|tunnel| firewall.tracks(now, wire, peer(tunnel)))
         };
-        let first = First { flow: &parsed.flow, opens, now };
+        let first = First { flow: &parsed.flow, opens, led_to: None, now };
         let (course, is_new) = match forwarder.translations.course(current, first, &mut is_tracked) {
             // The other end opened the flow by a tunnel that is for its address. A pod may speak before the cluster shows it.
-            Err(NoCourse::Unknown) if is_tracked(&parsed.flow) => (Course::Direct, false),
-            outcome => outcome.map_err(stop)?,
+            Err(NoCourse::Unknown) if is_tracked(&parsed.flow) => {
+                forwarder.translations.seal(&[parsed.flow], now);
+                (Course::Direct, false)
+            }
+            Ok(course) => course,
+            Err(reason) => {
+                note_first_fragment(forwarder, now, packet, (parsed, Err(reason)));
+                return Err(stop(reason));
+            }
         };
         if is_new {
             lane.counters.add(Counter::TranslatedFlows, 1);
         }
-        lane.outbound_courses.insert(hash, &parsed.flow, now, (current.version, course));
-        if flags & (tcp::FIN | tcp::RST) != 0
-            && let Course::Translated(translation) | Course::ToSelf(translation) | Course::BackToSelf(translation) =
-                course
-        {
-            forwarder.translations.note(&translation.original, flags);
+        // What follows on the beginning of a connection in a tunnel has to be noted there.
+        if !(opens && course == Course::Direct) {
+            lane.outbound_courses.insert(hash, &parsed.flow, now, (current.version, course));
+        }
+        if flags & (tcp::FIN | tcp::RST) != 0 {
+            match course {
+                Course::Translated(translation) | Course::ToSelf(translation) | Course::BackToSelf(translation) => {
+                    forwarder.translations.note(&translation.original, flags);
+                }
+                Course::Direct => forwarder.translations.end_sealed(&parsed.flow, now),
+                Course::Bypass => {}
+            }
         }
         course
     };
-    if !parsed.flow.fragment
-        && let Some(identity) = Identity::of(packet, parsed, true)
-    {
-        forwarder.translations.fragments.note(identity, course, now);
-    }
+    note_first_fragment(forwarder, now, packet, (parsed, Ok(course)));
     Ok(match course {
         Course::Direct => Ok(Form::AsItIs),
         Course::Translated(translation) => Ok(Form::Translated(translation)),
@@ -171,6 +180,15 @@ fn unusual(
         Course::ToSelf(translation) => Err(Aside::ToSelf(translation)),
         Course::BackToSelf(translation) => Err(Aside::BackToSelf(translation)),
     })
+}
+
+/// Remembers what becomes of a packet in fragments.
+fn note_first_fragment(forwarder: &Forwarder, now: Instant, packet: &[u8], (parsed, outcome): (&Packet, Outcome)) {
+    if !parsed.flow.fragment
+        && let Some(identity) = Identity::of(packet, parsed, true)
+    {
+        forwarder.translations.fragments.note(identity, outcome, now);
+    }
 }
 
 fn of_later_fragment(
@@ -185,15 +203,12 @@ fn of_later_fragment(
     let found = current.directory.find(&Target::from(&parsed.flow));
     // The address may have become that of an enrolled pod since the first fragment left.
     let may_bypass = !matches!(found, Found::Peer { .. } | Found::Unknown);
-    if let Some(course) = known.filter(|course| may_bypass || *course != Course::Bypass) {
-        return Ok(course);
-    }
-    match found {
-        Found::Peer { .. } => Ok(Course::Direct),
-        Found::Clear => Ok(Course::Bypass),
-        Found::Unknown => Err(Stop::Unknown),
-        // Without the first fragment nobody knows the port.
-        Found::Service(_) | Found::Refused => Err(DropReason::FragmentWithoutFirst.into()),
+    match (known, found) {
+        (Some(Ok(course)), _) if may_bypass || course != Course::Bypass => Ok(course),
+        (_, Found::Peer { .. }) => Ok(Course::Direct),
+        (_, Found::Unknown) => Err(Stop::Unknown),
+        // Without the first fragment nobody knows the port, nor whether the flow was in a tunnel.
+        (_, Found::Clear | Found::Service(_) | Found::Refused) => Err(DropReason::FragmentWithoutFirst.into()),
     }
 }
 
@@ -300,7 +315,7 @@ pub(super) fn translate_back(
 #[cold]
 fn note_unusual(forwarder: &Forwarder, now: Instant, bytes: &[u8], packet: &Packet, translation: &Translation) {
     if let Some(identity) = Identity::of(bytes, packet, false) {
-        forwarder.translations.fragments.note(identity, Course::Translated(*translation), now);
+        forwarder.translations.fragments.note(identity, Ok(Course::Translated(*translation)), now);
     }
     if packet.flow.protocol == protocol::TCP {
         let flags = tcp_flags(bytes, packet) & (tcp::FIN | tcp::RST);
@@ -320,7 +335,7 @@ fn translate_fragment_back(
 ) -> Result<(), DropReason> {
     let Some(identity) = Identity::of(bytes, packet, false).filter(|_| packet.flow.fragment) else { return Ok(()) };
     match forwarder.translations.fragments.course(&identity, now) {
-        Some(Course::Translated(translation)) => rewrite(bytes, packet, Offload::default(), &translation.back()),
+        Some(Ok(Course::Translated(translation))) => rewrite(bytes, packet, Offload::default(), &translation.back()),
         _ => Ok(()),
     }
 }

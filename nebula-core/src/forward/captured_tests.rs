@@ -354,7 +354,7 @@ fn a_connection_from_before_a_restart_goes_on_also_if_the_server_speaks_first() 
         let recipe = Recipe::new(kind, false);
         if is_resumed {
             let flow = Packet::outbound(&recipe.build(client, service)).unwrap().flow;
-            a.forwarder.resume(&[flow], a.now);
+            a.forwarder.resume(&[flow.into()], a.now);
             assert_eq!(a.forwarder.translated_flows(), 1);
         }
         for _ in 0..2 {
@@ -376,7 +376,7 @@ fn a_connection_from_before_is_held_to_the_rules_for_connections_of_the_pod() {
     a.forwarder.set_policy(policy(1, Policy::default()));
     let [client, service, server] = ends(false);
     let recipe = Recipe::new(SegmentKind::Tcp, false);
-    a.forwarder.resume(&[Packet::outbound(&recipe.build(client, service)).unwrap().flow], a.now);
+    a.forwarder.resume(&[Packet::outbound(&recipe.build(client, service)).unwrap().flow.into()], a.now);
     assert_eq!(b.send(&recipe.build(server, client), Offload::default()), Verdict::Transmit);
     assert!(carry(&mut b, &mut a).is_empty());
     assert_eq!(dropped(&a, Direction::Inbound, DropReason::NoRule), 1);

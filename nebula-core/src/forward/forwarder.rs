@@ -1,6 +1,6 @@
 //! The tables that all lanes share, as the control plane publishes them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,7 @@ use super::Lane;
 use super::gateways::Health;
 use super::route::Routes;
 use crate::Config;
-use crate::capture::{Current, Directory, Pass, Translations};
+use crate::capture::{Current, Directory, OpenedBefore, Pass, Translations};
 use crate::config::SubnetRoute;
 use crate::counters::Counters;
 use crate::firewall::{self, Conntrack, Filter};
@@ -122,10 +122,26 @@ impl Forwarder {
     }
 
     /// Takes over flows that programs of this node opened before this program started, as an earlier one gave them their
-    /// endpoints. Flows that are not translated are left out.
-    pub(crate) fn resume(&self, flows: &[FlowKey], now: Instant) {
+    /// endpoints, or the primary network before. Of those that are not translated it is noted that they were in a tunnel.
+    pub(crate) fn resume(&self, flows: &[OpenedBefore], now: Instant) {
         if let Some(current) = &self.snapshot.load().capture {
             flows.iter().for_each(|flow| self.translations.resume(current, flow, now));
+        }
+    }
+
+    /// Notes the flows with pods that `old` has and `new` has not, so that nothing of them leaves in clear: also those
+    /// whose packets only came from the pod so far.
+    pub(crate) fn seal_flows(&self, old: &dyn Directory, new: &dyn Directory, now: Instant) {
+        let mut gone = HashMap::new();
+        let mut flows = Vec::new();
+        self.conntrack.each_flow(|flow| {
+            let has_left = || old.incarnation(flow.remote).is_some() && new.incarnation(flow.remote).is_none();
+            if *gone.entry(flow.remote).or_insert_with(has_left) {
+                flows.push(*flow);
+            }
+        });
+        if !flows.is_empty() {
+            self.translations.seal(&flows, now);
         }
     }
 

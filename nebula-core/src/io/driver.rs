@@ -26,6 +26,7 @@ use crate::io::threads::{QueueThread, SocketThread};
 use crate::io::tun::Queue;
 use crate::io::{Bypass, Tun, TunOffloads, UdpSocket, clock};
 use crate::tunnel::LocalIndex;
+use crate::capture::OpenedBefore;
 use crate::wire::ip::FlowKey;
 use crate::{
     Config, Event, FlowTrace, GatewayStatus, NoRandomness, Node, OfferedRelay, Part, RelayStatus, Seed, TableSizes,
@@ -100,7 +101,7 @@ pub struct Options {
     pub bypass: Bypass,
     /// Under capture: flows that programs opened before this start. They keep their endpoints, also if the other end
     /// speaks first.
-    pub opened_before: Vec<FlowKey>,
+    pub opened_before: Vec<OpenedBefore>,
 }
 
 impl Default for Options {

@@ -61,6 +61,7 @@ use self::tunnels::Tunnels;
 use self::validation::Validations;
 pub(crate) use self::warm::MAX_KEPT;
 use self::warm::Warm;
+use crate::capture::OpenedBefore;
 use crate::counters::Direction;
 use crate::diagnosis::Journal;
 use crate::forward::LocalPolicy;
@@ -73,7 +74,7 @@ use crate::wire::challenge::{Challenge, ChallengeReply};
 use crate::wire::header::MessageType;
 use crate::wire::path_probe::{PathProbe, PathReply};
 use crate::{
-    Config, DropReason, Event, FlowKey, Forwarder, Origin, PacketOwned, Part, Punt, Seed, Transmit, TunnelDownReason,
+    Config, DropReason, Event, Forwarder, Origin, PacketOwned, Part, Punt, Seed, Transmit, TunnelDownReason,
 };
 
 /// Maps the monotonic clock to the wall clock, for certificates and the handshake's Time field. It is the only place where
@@ -285,8 +286,8 @@ impl Node {
     }
 
     /// Under capture: takes over flows that programs opened before this node started, as an earlier one gave them their
-    /// endpoints, so that the other end may speak first. Flows that are not translated are left out.
-    pub fn resume_flows(&mut self, now: Instant, flows: &[FlowKey]) {
+    /// endpoints, so that the other end may speak first.
+    pub fn resume_flows(&mut self, now: Instant, flows: &[OpenedBefore]) {
         self.now = now;
         self.forwarder.resume(flows, now);
     }

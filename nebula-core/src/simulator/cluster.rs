@@ -74,6 +74,13 @@ impl Cluster {
         self.set(target, Entry { clear: 1, ..Entry::default() });
     }
 
+    /// A Service of none of whose endpoints it is known whether it is enrolled.
+    pub fn unknown_service(&mut self, target: Target) {
+        self.version += 1;
+        self.by_target.remove(&target);
+        self.service_addresses.remove(&target.address);
+    }
+
     fn set(&mut self, target: Target, entry: Entry) {
         self.version += 1;
         self.service_addresses.insert(target.address);

@@ -13,34 +13,34 @@ use nebula_core::{DropReason, Event, Outcome, TunnelDownReason, Verdict};
 
 use crate::packets;
 
-const SECOND: Duration = Duration::from_secs(1);
-const PORT: u16 = 5000;
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
+pub(crate) const PORT: u16 = 5000;
 
-fn at(text: &str) -> IpAddr {
+pub(crate) fn at(text: &str) -> IpAddr {
     text.parse().expect("an address")
 }
 
 /// Address of the `n`th pod.
-fn pod(n: u8, v6: bool) -> IpAddr {
+pub(crate) fn pod(n: u8, v6: bool) -> IpAddr {
     if v6 { at(&format!("fd42::{n}")) } else { at(&format!("10.42.0.{n}")) }
 }
 
 /// A pod with an address of each family.
-fn spec(name: &str, n: u8) -> HostSpec {
+pub(crate) fn spec(name: &str, n: u8) -> HostSpec {
     HostSpec::new(name).networks(&[&format!("10.42.0.{n}/16"), &format!("fd42::{n}/64")])
 }
 
 /// The ClusterIP of the Service.
-fn service(v6: bool) -> IpAddr {
+pub(crate) fn service(v6: bool) -> IpAddr {
     if v6 { at("fd96::7") } else { at("10.96.0.7") }
 }
 
-fn target(v6: bool, protocol: u8) -> Target {
+pub(crate) fn target(v6: bool, protocol: u8) -> Target {
     Target { address: service(v6), port: 80, protocol }
 }
 
 /// A cluster with these pods, whose Service has the ones in `endpoints`, on port 8080.
-fn cluster(pods: &[u8], endpoints: &[u8]) -> Cluster {
+pub(crate) fn cluster(pods: &[u8], endpoints: &[u8]) -> Cluster {
     let mut cluster = Cluster::default();
     for v6 in [false, true] {
         pods.iter().for_each(|n| cluster.pod(pod(*n, v6), u64::from(*n)));
@@ -57,7 +57,7 @@ fn serve(cluster: &mut Cluster, v6: bool, endpoints: &[u8]) {
 }
 
 /// Pods that know each other, the first one under capture.
-fn pods<const N: usize>(seed: u64, cluster: &Cluster) -> (SimNet, [HostId; N]) {
+pub(crate) fn pods<const N: usize>(seed: u64, cluster: &Cluster) -> (SimNet, [HostId; N]) {
     let mut net = SimNet::new(seed);
     let mut number = 0;
     let hosts = [(); N].map(|()| {
@@ -71,7 +71,7 @@ fn pods<const N: usize>(seed: u64, cluster: &Cluster) -> (SimNet, [HostId; N]) {
     (net, hosts)
 }
 
-fn udp(from: IpAddr, to: IpAddr, ports: (u16, u16), payload: &[u8]) -> Vec<u8> {
+pub(crate) fn udp(from: IpAddr, to: IpAddr, ports: (u16, u16), payload: &[u8]) -> Vec<u8> {
     packets::ip(from, to, packets::UDP, &packets::udp_datagram(ports, payload))
 }
 

@@ -48,6 +48,7 @@ mod relay;
 mod relay_hostile;
 mod reload;
 mod restart;
+mod reused_addresses;
 mod roaming;
 mod scenarios;
 mod several_lighthouses;

@@ -62,6 +62,7 @@ async fn a_thousand_changed_endpoints_are_in_the_file_soon() {
         writer: Writer::open(&path),
         metrics: Arc::new(Metrics::new(true)),
         readiness: Readiness::default(),
+        departed: Departed::default(),
         clear_sets: ClearSets::default(),
         service_choices: ServiceChoices::default(),
         failure: None,

@@ -1,4 +1,4 @@
-//! The connections of a pod's programs to Services, as its kernel knows them (sock_diag(7)): when an instance starts for a pod
+//! The connections of a pod's programs to pods and Services, as its kernel knows them (sock_diag(7)): when an instance starts for a pod
 //! that already runs, they were opened through the instance before it.
 
 use std::io;
@@ -12,9 +12,9 @@ use nix::sys::socket::SockProtocol;
 
 use crate::linux::netns::Namespace;
 
-/// Flows of connected TCP and UDP sockets in the pod whose other end is in `services`. Those that cannot be listed count as
+/// Flows of connected TCP and UDP sockets in the pod whose other end is in `ranges`. Those that cannot be listed count as
 /// none: then only what the pod itself sends next finds its endpoint again.
-pub(crate) fn to_services(namespace: &Namespace, services: &[IpNet]) -> Vec<FlowKey> {
+pub(crate) fn to(namespace: &Namespace, ranges: &[IpNet]) -> Vec<FlowKey> {
     let listed = namespace.run("connections", || {
         let mut flows = Vec::new();
         for (protocol, states) in [(protocol::TCP, TCP_STATES), (protocol::UDP, 1 << ESTABLISHED)] {
@@ -29,7 +29,7 @@ pub(crate) fn to_services(namespace: &Namespace, services: &[IpNet]) -> Vec<Flow
         tracing::info!(%error, "Cannot list the pod's connections: the next packet of each must be the pod's own");
         Vec::new()
     });
-    flows.retain(|flow| services.iter().any(|range| range.contains(&flow.remote)));
+    flows.retain(|flow| ranges.iter().any(|range| range.contains(&flow.remote)));
     flows
 }
 
@@ -97,11 +97,11 @@ mod tests {
             let datagrams = UdpSocket::bind(at).unwrap();
             datagrams.connect(listener.local_addr().unwrap()).unwrap();
             let ends = (client.local_addr().unwrap(), client.peer_addr().unwrap());
-            let flows = to_services(&Namespace::Own, &[range.parse().unwrap()]);
+            let flows = to(&Namespace::Own, &[range.parse().unwrap()]);
             assert!(is_listed(&flows, protocol::TCP, ends.0, ends.1), "{at}: {flows:?}");
             let ends = (datagrams.local_addr().unwrap(), datagrams.peer_addr().unwrap());
             assert!(is_listed(&flows, protocol::UDP, ends.0, ends.1), "{at}: {flows:?}");
-            let others = to_services(&Namespace::Own, &["10.96.0.0/12".parse().unwrap()]);
+            let others = to(&Namespace::Own, &["10.96.0.0/12".parse().unwrap()]);
             assert!(!is_listed(&others, protocol::TCP, client.local_addr().unwrap(), client.peer_addr().unwrap()));
         }
     }

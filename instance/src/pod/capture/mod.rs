@@ -5,6 +5,7 @@
 mod bypass;
 mod connections;
 mod directory;
+mod node_choice;
 mod routes;
 mod table_file;
 
@@ -15,7 +16,8 @@ use std::time::Duration;
 use ipnet::IpNet;
 use nebula_cni_plugin::launch::{self, LaunchSpec};
 use nebula_core::io::{Bypass, Options};
-use nebula_core::{Config, FlowKey};
+use nebula_core::Config;
+use nebula_core::capture::OpenedBefore;
 
 use crate::linux::folder_watch::FolderWatch;
 use crate::linux::netns::Namespace;
@@ -111,14 +113,15 @@ pub(crate) struct Equipment {
     /// The sockets for what it passes through.
     bypass: Bypass,
     /// The pod's connections from before.
-    opened_before: Vec<FlowKey>,
+    opened_before: Vec<OpenedBefore>,
 }
 
 impl Equipment {
-    /// Collects it in the pod's namespace. Needs CAP_NET_RAW and CAP_NET_ADMIN.
+    /// Collects it in the pod's namespace and the node's, which is that of the calling thread. Needs CAP_NET_RAW and
+    /// CAP_NET_ADMIN.
     pub(crate) fn collect(spec: &LaunchSpec, namespace: &Namespace) -> Result<Self, Error> {
-        let services = spec.capture.iter().flat_map(|capture| capture.services.iter().copied());
-        let opened_before = connections::to_services(namespace, &services.collect::<Vec<_>>());
+        let captured = spec.capture.iter().flat_map(|capture| capture.services.iter().chain(&capture.ranges).copied());
+        let opened_before = node_choice::of(connections::to(namespace, &captured.collect::<Vec<_>>()));
         Ok(Self { bypass: bypass::open(spec, namespace)?, opened_before })
     }
 

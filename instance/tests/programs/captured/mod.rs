@@ -5,6 +5,7 @@
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
 mod faults;
+mod reused;
 mod town;
 mod traffic;
 mod wiretap;

@@ -247,6 +247,22 @@ impl Town {
         self.publish(Self::builder(enrolled));
     }
 
+    /// A pod that is not enrolled has the address of this one: the table and the guards on the nodes say so.
+    pub(super) fn give_away(&mut self, gone: Pod) {
+        let enrolled: Vec<Pod> = CAPTURED.into_iter().filter(|pod| *pod != gone).collect();
+        let mut builder = Self::builder(&enrolled);
+        for pod in [PLAIN, OTHER_PLAIN, gone] {
+            FAMILIES.iter().for_each(|family| builder.clear(pod.address(*family)));
+        }
+        self.open_guards(&[PLAIN, OTHER_PLAIN, gone]);
+        self.publish(builder);
+    }
+
+    /// Only the pods that never are enrolled are reached in clear.
+    pub(super) fn open_guards_of_others(&self) {
+        self.open_guards(&[PLAIN, OTHER_PLAIN]);
+    }
+
     fn publish(&mut self, builder: Builder) {
         self.version += 1;
         self.put_table(&builder.finish(self.version));

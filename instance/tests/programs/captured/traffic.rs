@@ -65,6 +65,17 @@ fn exchange_within(namespace: String, words: &'static [u8], target: SocketAddr, 
     })
 }
 
+/// A socket for datagrams to `target`.
+pub(super) fn connected(namespace: String, target: SocketAddr) -> io::Result<UdpSocket> {
+    let visit = thread::spawn(move || {
+        world::enter(&namespace);
+        let socket = UdpSocket::bind((unspecified(target.ip()), 0))?;
+        socket.connect(target)?;
+        Ok(socket)
+    });
+    visit.join().expect("the visit ends")
+}
+
 /// Sends datagrams with `words` in one super-packet, from one port; returns how many are answered.
 pub(super) fn burst(namespace: String, words: &'static [u8], target: SocketAddr, count: usize) -> io::Result<usize> {
     let visit = thread::spawn(move || {
@@ -129,6 +140,22 @@ impl Conversation {
 
     pub(super) fn ask(&mut self, words: &[u8]) -> io::Result<()> {
         self.0.write_all(words)
+    }
+
+    /// Whether the connection ends with a reset.
+    pub(super) fn is_reset(&mut self) -> bool {
+        let _ = self.0.set_read_timeout(Some(Duration::from_secs(2)));
+        loop {
+            match self.0.read(&mut [0; 256]) {
+                Ok(0) => return false,
+                // Answers from before.
+                Ok(_) => {}
+                Err(error) => {
+                    let broken = [io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe];
+                    return broken.contains(&error.kind());
+                }
+            }
+        }
     }
 
     /// The name of the pod that answers.
