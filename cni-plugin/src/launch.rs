@@ -161,9 +161,13 @@ pub struct Isolate {
 pub struct Capture {
     /// Addresses of pods.
     pub ranges: Vec<IpNet>,
-    /// Cluster IPs of Services.
+    /// Cluster IPs of Services, and addresses of load balancers.
     #[serde(default, skip_serializing_if = "is_default")]
     pub services: Vec<IpNet>,
+    /// First and last of the ports that Services have on all nodes. What is sent to such a port goes to the device whatever the
+    /// address, by [`NODE_PORT_TABLE`].
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub node_ports: Option<(u16, u16)>,
     /// The pod's own addresses, at most one of each family.
     pub sources: Vec<IpAddr>,
     /// Flows to what is known not to be enrolled.
@@ -194,6 +198,8 @@ pub const MARK: u32 = 0x2000_0000;
 pub const MARK_MASK: u32 = 0x2000_0000;
 /// Routing table of a captured pod, in its own network namespace.
 pub const ROUTE_TABLE: u32 = 20_034;
+/// The same for what is sent to ports of nodes.
+pub const NODE_PORT_TABLE: u32 = 20_035;
 /// Default path of the cluster table.
 pub const CLUSTER_TABLE: &str = "/run/nebula-cni/cluster/table";
 

@@ -29,6 +29,8 @@ pub struct Entry {
     pub pod_ranges: Vec<IpNet>,
     /// What captured pods reach on the primary network.
     pub exclude: Vec<IpNet>,
+    /// Where load balancers have addresses that captured pods reach through their tunnels.
+    pub load_balancers: Vec<IpNet>,
     stdin: Map<String, Value>,
 }
 
@@ -86,14 +88,14 @@ impl Entry {
             PodFacts { container_id: "any", namespace: "any", name: "any", uid: "", annotations: &HashMap::new() };
         let request = request(&stdin, &any)?;
         let settings = Settings::read(&request.config)?;
-        let (pod_ranges, exclude) =
-            settings.capture.map(|capture| (capture.terms.ranges, capture.terms.exclude)).unwrap_or_default();
+        let terms = settings.capture.map(|capture| capture.terms).unwrap_or_default();
         Ok(Self {
             network: request.config.name,
             state_dir: settings.state_dir,
             ca: settings.ca,
-            pod_ranges,
-            exclude,
+            pod_ranges: terms.ranges,
+            exclude: terms.exclude,
+            load_balancers: terms.load_balancers,
             stdin,
         })
     }

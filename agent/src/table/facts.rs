@@ -1,6 +1,6 @@
 //! What is known of the cluster, kept small: addresses, ports and states, and no objects of the API server.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
 use std::net::{IpAddr, SocketAddr};
 
@@ -13,7 +13,7 @@ use super::endpoints::Slice;
 use super::judgement::Judgement;
 use super::kept::{self, Kept};
 use super::nodes::NodeFacts;
-use super::services::Service;
+use super::services::{Service, Taken};
 use super::shown::Shown;
 
 /// Namespace and name of an object, as `NAMESPACE/NAME`.
@@ -43,6 +43,8 @@ pub struct Settings {
     pub pod_ranges: Vec<IpNet>,
     /// What captured pods reach on the primary network.
     pub exclude: Vec<IpNet>,
+    /// Where load balancers have addresses, among others.
+    pub load_balancers: Vec<IpNet>,
     /// Whether the ranges that the API server shows for nodes are those of their pods.
     pub node_ranges: bool,
 }
@@ -141,7 +143,9 @@ impl Facts {
         judgement.enrolled.iter().for_each(|(address, incarnation)| builder.pod(*address, *incarnation));
         judgement.clear.iter().for_each(|address| builder.clear(*address));
         self.settings.pod_ranges.iter().for_each(|range| builder.pod_prefix(*range));
-        self.settings.exclude.iter().for_each(|range| builder.clear_prefix(*range));
+        let outside = self.settings.exclude.iter().chain(&self.settings.load_balancers);
+        outside.for_each(|range| builder.clear_prefix(*range));
+        judgement.nodes.iter().for_each(|address| builder.node(*address));
         let mut slices: HashMap<&str, Vec<&Slice>> = HashMap::with_capacity(self.services.count());
         for slice in self.slices.iter().flat_map(|(_, slices)| slices) {
             slices.entry(&slice.service).or_default().push(slice);
@@ -149,7 +153,11 @@ impl Facts {
         // Of two Services with one address the older one counts.
         let mut services: Vec<(&Name, &Service)> = self.services.iter().collect();
         services.sort_unstable_by_key(|(name, service)| (service.created, *name));
-        let (mut taken, mut left) = (HashSet::new(), HashMap::new());
+        // No load balancer has the address of a node, a pod or a Service: those who may write its status are not asked.
+        let clusters = services.iter().flat_map(|(_, service)| service.addresses());
+        let pods = judgement.enrolled.iter().map(|(address, _)| address).chain(&judgement.clear);
+        let reserved = clusters.chain(pods).chain(&judgement.nodes).copied().collect();
+        let (mut taken, mut left) = (Taken { reserved, ..Taken::default() }, HashMap::new());
         for (name, service) in services {
             let slices = slices.get(&**name).map(Vec::as_slice).unwrap_or_default();
             let left = left.entry(kept::namespace(name)).or_insert(RECORDS_OF_NAMESPACE);

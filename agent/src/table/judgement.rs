@@ -22,6 +22,8 @@ pub struct Judgement {
     pub(super) of_this_node: Vec<IpAddr>,
     /// Number of members none of whose addresses is confirmed.
     pub(super) unconfirmed: usize,
+    /// Addresses of nodes.
+    pub(super) nodes: BTreeSet<IpAddr>,
     /// Addresses that members may have.
     pub(super) claimed: HashSet<IpAddr>,
     /// Number of addresses that are not `clear` only because an enrolled pod had them a moment ago.
@@ -80,10 +82,12 @@ impl Facts {
             }
         }
         let left_out = shown.iter().filter(|(_, pod)| pod.is_left_out).map(|(address, _)| *address);
-        let clear = left_out.chain(of_nodes).filter(|address| !claimed.contains(address));
-        judgement.clear = clear.collect();
+        let is_free = |address: &IpAddr| !claimed.contains(address);
+        judgement.nodes = of_nodes.into_iter().filter(is_free).collect();
+        judgement.clear = left_out.filter(is_free).chain(judgement.nodes.iter().copied()).collect();
         for (address, _) in &judgement.enrolled {
             judgement.clear.remove(address);
+            judgement.nodes.remove(address);
         }
         judgement.claimed = claimed;
         judgement.enrolled.sort_unstable();

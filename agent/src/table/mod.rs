@@ -83,6 +83,7 @@ pub async fn keep(node: &Node, name: Option<String>, target: watch::Receiver<Opt
     shared.facts().settings = facts::Settings {
         pod_ranges: rules.pod_ranges().to_vec(),
         exclude: rules.exclude().to_vec(),
+        load_balancers: rules.load_balancers().to_vec(),
         node_ranges: config.node_ranges,
     };
     // Dropped with this task, and all of them with it.

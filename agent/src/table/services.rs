@@ -1,4 +1,6 @@
-//! Services, as far as kube-proxy would translate them for a pod: cluster IPs, ports, affinity and traffic policy.
+//! Services, as far as kube-proxy would translate them for a pod: cluster IPs, ports, affinity and traffic policy; ports of nodes,
+//! and addresses of load balancers. What a pod sends to those two reaches all endpoints, as with kube-proxy, which takes a pod of the
+//! cluster for no client from outside. External IPs are left out: whoever makes a Service can name those of others.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -15,7 +17,11 @@ use super::kept::Weighed;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
     addresses: Box<[IpAddr]>,
+    /// Addresses of its load balancers.
+    balanced: Box<[IpAddr]>,
     ports: Box<[Port]>,
+    /// The port of all nodes for each of these, or 0.
+    node_ports: Box<[u16]>,
     affinity: Option<Duration>,
     this_node_only: bool,
     /// When the API server made it, in seconds since 1970.
@@ -41,13 +47,19 @@ impl Service {
         addresses.sort_unstable();
         addresses.dedup();
         let port = |port: &core::ServicePort| {
-            Some(Port {
+            let own = Port {
                 name: port.name.as_deref().unwrap_or_default().into(),
                 port: u16::try_from(port.port).ok().filter(|port| *port > 0)?,
                 protocol: protocol(port.protocol.as_deref())?,
-            })
+            };
+            Some((own, port.node_port.and_then(|port| u16::try_from(port).ok()).unwrap_or_default()))
         };
-        let ports = spec.ports.iter().flatten().filter_map(port).collect();
+        let (ports, node_ports): (Vec<Port>, Vec<u16>) = spec.ports.iter().flatten().filter_map(port).unzip();
+        let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+        let ingress = status.into_iter().flat_map(|status| status.ingress.iter().flatten());
+        // Through one that is a proxy, the primary network sends everything.
+        let translated = ingress.filter(|ingress| ingress.ip_mode.as_deref() != Some("Proxy"));
+        let balanced = translated.filter_map(|ingress| ingress.ip.as_ref()?.parse().ok()).take(MAX_BALANCED);
         let timeout = || {
             let client_ip = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
             let seconds = client_ip.and_then(|client_ip| client_ip.timeout_seconds);
@@ -56,11 +68,18 @@ impl Service {
         let has_affinity = spec.session_affinity.as_deref() == Some("ClientIP");
         (!addresses.is_empty()).then(|| Self {
             addresses: addresses.into_boxed_slice(),
-            ports,
+            balanced: balanced.collect(),
+            ports: ports.into_boxed_slice(),
+            node_ports: node_ports.into_boxed_slice(),
             affinity: has_affinity.then(timeout),
             this_node_only: spec.internal_traffic_policy.as_deref() == Some("Local"),
             created: created(&service.metadata),
         })
+    }
+
+    /// Its cluster IPs.
+    pub(super) fn addresses(&self) -> &[IpAddr] {
+        &self.addresses
     }
 
     #[cfg(test)]
@@ -75,46 +94,86 @@ impl Service {
 
     #[cfg(test)]
     pub(super) fn with(address: IpAddr, ports: impl IntoIterator<Item = Port>) -> Self {
-        let ports = ports.into_iter().collect();
-        Self { addresses: Box::new([address]), ports, affinity: None, this_node_only: false, created: 0 }
+        let ports: Box<[Port]> = ports.into_iter().collect();
+        let node_ports = vec![0; ports.len()].into_boxed_slice();
+        let (balanced, affinity) = (Box::default(), None);
+        Self {
+            addresses: Box::new([address]),
+            balanced,
+            ports,
+            node_ports,
+            affinity,
+            this_node_only: false,
+            created: 0,
+        }
     }
 
     /// Adds its ports with their endpoints, those of the same family and port name: as many as the table has records `left` for
-    /// its namespace. Addresses that are `taken` are another Service's.
+    /// its namespace. What is `taken` is another Service's.
     pub(super) fn add_to(
         &self,
         builder: &mut Builder,
         slices: &[&Slice],
         node: &str,
-        taken: &mut HashSet<IpAddr>,
+        taken: &mut Taken,
         left: &mut usize,
     ) {
         for is_ipv4 in [true, false] {
             let own = self.addresses.iter().filter(|address| address.is_ipv4() == is_ipv4);
-            let addresses: Vec<&IpAddr> = own.filter(|address| taken.insert(**address)).collect();
+            let addresses: Vec<&IpAddr> = own.filter(|address| taken.addresses.insert(**address)).collect();
             if addresses.is_empty() {
                 continue;
             }
             let lists = lists(builder, slices.iter().copied().filter(|slice| slice.is_ipv4 == is_ipv4), node);
-            for (address, port) in
-                addresses.iter().flat_map(|address| self.ports.iter().map(move |port| (**address, port)))
-            {
-                let key = ServicePort {
-                    address,
-                    port: port.port,
-                    protocol: port.protocol,
-                    affinity: self.affinity,
-                    this_node_only: self.this_node_only,
-                };
+            for (port, node_port) in self.ports.iter().zip(&self.node_ports) {
                 let parts: Vec<_> = lists.iter().filter_map(|list| Some((list, port.target(list.ports)?))).collect();
                 let is_uniform = parts.windows(2).all(|pair| pair[0].1 == pair[1].1);
                 let endpoints = if is_uniform { 0 } else { parts.iter().map(|(list, _)| list.count).sum() };
-                let Some(rest) = left.checked_sub(1 + parts.len() + endpoints) else { return };
-                *left = rest;
-                builder.service_port(key, parts.into_iter().map(|(list, target)| (list.list, target)));
+                let cost = 1 + parts.len() + endpoints;
+                let parts = || parts.iter().map(|(list, target)| (list.list, *target));
+                let at = |address: IpAddr, port_number: u16| ServicePort {
+                    address,
+                    port: port_number,
+                    protocol: port.protocol,
+                    affinity: self.affinity,
+                    this_node_only: false,
+                };
+                for address in &addresses {
+                    let Some(rest) = left.checked_sub(cost) else { return };
+                    *left = rest;
+                    let this_node_only = self.this_node_only;
+                    builder.service_port(ServicePort { this_node_only, ..at(**address, port.port) }, parts());
+                }
+                let mut is_free = |at: ServicePort| taken.ports.insert((at.address, at.port, at.protocol));
+                if let (Some(address), 1..) = (addresses.first(), *node_port) {
+                    let unspecified = if is_ipv4 { IpAddr::from([0; 4]) } else { IpAddr::from([0_u8; 16]) };
+                    let Some(rest) = left.checked_sub(cost) else { return };
+                    if is_free(at(unspecified, *node_port)) {
+                        *left = rest;
+                        builder.node_port(at(**address, *node_port), parts());
+                    }
+                }
+                for address in self.balanced.iter().filter(|address| address.is_ipv4() == is_ipv4) {
+                    let Some(rest) = left.checked_sub(cost) else { return };
+                    if !taken.reserved.contains(address) && is_free(at(*address, port.port)) {
+                        *left = rest;
+                        builder.outer_port(at(*address, port.port), parts());
+                    }
+                }
             }
         }
     }
+}
+
+/// What one Service has and no other gets.
+#[derive(Debug, Default)]
+pub(super) struct Taken {
+    /// Cluster IPs.
+    pub(super) addresses: HashSet<IpAddr>,
+    /// Ports of nodes, at the unspecified address, and of load balancers.
+    pub(super) ports: HashSet<(IpAddr, u16, u8)>,
+    /// Addresses that no load balancer has.
+    pub(super) reserved: HashSet<IpAddr>,
 }
 
 impl Port {
@@ -127,7 +186,8 @@ impl Port {
 
 impl Weighed for Service {
     fn weight(&self) -> usize {
-        size_of::<Self>() + size_of_val(&*self.addresses) + self.ports.iter().map(Port::weight).sum::<usize>()
+        let addresses = size_of_val(&*self.addresses) + size_of_val(&*self.balanced) + size_of_val(&*self.node_ports);
+        size_of::<Self>() + addresses + self.ports.iter().map(Port::weight).sum::<usize>()
     }
 }
 
@@ -173,6 +233,8 @@ pub(super) fn protocol(name: Option<&str>) -> Option<u8> {
     }
 }
 
+/// More than a Service has.
+const MAX_BALANCED: usize = 16;
 /// Seconds that the API server fills in.
 const DEFAULT_AFFINITY: u64 = 10_800;
 
@@ -210,6 +272,14 @@ mod tests {
         let timed = json!({"clusterIP": "10.96.0.9", "sessionAffinity": "ClientIP",
             "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 7}}});
         assert_eq!(service(timed).unwrap().affinity, Some(Duration::from_secs(7)));
+        let outer: core::Service = serde_json::from_value(json!({"metadata": {},
+            "spec": {"type": "LoadBalancer", "clusterIP": "10.96.0.9", "externalIPs": ["198.51.100.9"],
+                "ports": [{"port": 80, "nodePort": 30_080}, {"port": 0, "nodePort": 30_081}, {"port": 81}]},
+            "status": {"loadBalancer": {"ingress": [{"ip": "198.51.100.1"}, {"ip": "198.51.100.2", "ipMode": "Proxy"},
+                {"hostname": "lb.example.org"}]}}}))
+        .unwrap();
+        let outer = Service::of(&outer).unwrap();
+        assert_eq!((&*outer.node_ports, &*outer.balanced), (&[30_080, 0][..], &["198.51.100.1".parse().unwrap()][..]));
         let plain = service(json!({"clusterIP": "10.96.0.9", "sessionAffinity": "None"})).unwrap();
         assert_eq!((plain.affinity, plain.this_node_only), (None, false));
     }

@@ -106,6 +106,12 @@ impl Rules {
         &self.entry.exclude
     }
 
+    /// Where load balancers have addresses.
+    #[must_use]
+    pub fn load_balancers(&self) -> &[IpNet] {
+        &self.entry.load_balancers
+    }
+
     /// Forgets decisions, because labels of a namespace changed.
     pub fn forget(&mut self) {
         self.decided.clear();

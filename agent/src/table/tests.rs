@@ -167,7 +167,8 @@ impl Cluster {
         let entry = Entry::of_list(&json!({"name": "n", "cniVersion": "1.0.0", "plugins": [entry]})).unwrap();
         let (client, shared) = (self.api.clone().start().await, Arc::clone(&self.shared));
         let pod_ranges = vec!["10.244.0.0/16".parse().unwrap()];
-        shared.facts().settings = facts::Settings { pod_ranges, exclude: Vec::new(), node_ranges: true };
+        shared.facts().settings =
+            facts::Settings { pod_ranges, exclude: Vec::new(), load_balancers: Vec::new(), node_ranges: true };
         let (host, (_, target)) = (self.ca.host(), watch::channel(Some(self.ca.target.clone())));
         self.tasks.push(tokio::spawn(async move {
             let mut followers = JoinSet::new();

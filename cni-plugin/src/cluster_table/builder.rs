@@ -1,7 +1,7 @@
 //! Builds the bytes of a table from facts about the cluster, in any order.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -21,8 +21,9 @@ pub struct Builder {
     clear_ranges: Vec<(u128, u128)>,
     sealed_ranges: Vec<(u128, u128)>,
     pod_ranges: Vec<(u128, u128)>,
+    nodes: Vec<u128>,
     /// Ports of Services, each with its parts.
-    services: Vec<(ServicePort, Range<usize>)>,
+    services: Vec<(Offered, Range<usize>)>,
     /// Lists of endpoints and the port that each leads to, 0 for the endpoints' own.
     parts: Vec<(u32, u16)>,
     lists: Vec<Range<usize>>,
@@ -42,6 +43,14 @@ pub struct ServicePort {
     pub affinity: Option<Duration>,
     /// Whether only endpoints of this node may be chosen (`internalTrafficPolicy: Local`).
     pub this_node_only: bool,
+}
+
+/// A port at an address of a Service.
+#[derive(Debug, Clone, Copy)]
+struct Offered {
+    port: ServicePort,
+    /// Whether the primary network may lead there through other nodes.
+    is_outer: bool,
 }
 
 /// An endpoint of a port of a Service, enrolled or not.
@@ -134,9 +143,34 @@ impl Builder {
     /// A port of a Service with its endpoints: lists, and the port to which it leads in each, 0 for the endpoints' own. In the
     /// table, ports that have the same lists and one port each take no more room than one of them.
     pub fn service_port(&mut self, port: ServicePort, parts: impl IntoIterator<Item = (EndpointList, u16)>) {
+        self.offer(Offered { port, is_outer: false }, parts);
+    }
+
+    /// Like [`Builder::service_port`], for an address to which the cluster is spoken to from outside, such as that of a load
+    /// balancer. Somebody else may choose the endpoint of what is sent there on the primary network, so nothing is if there is
+    /// an enrolled one.
+    pub fn outer_port(&mut self, port: ServicePort, parts: impl IntoIterator<Item = (EndpointList, u16)>) {
+        self.offer(Offered { port, is_outer: true }, parts);
+    }
+
+    /// The same for a port of all nodes (node port). Of the address only the family counts.
+    pub fn node_port(&mut self, port: ServicePort, parts: impl IntoIterator<Item = (EndpointList, u16)>) {
+        let address = match port.address {
+            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        self.outer_port(ServicePort { address, ..port }, parts);
+    }
+
+    /// An address of a node, at which [`Builder::node_port`]s are open.
+    pub fn node(&mut self, address: IpAddr) {
+        self.nodes.push(key_of(address));
+    }
+
+    fn offer(&mut self, offered: Offered, parts: impl IntoIterator<Item = (EndpointList, u16)>) {
         let first = self.parts.len();
         self.parts.extend(parts.into_iter().map(|(EndpointList(list), port)| (list, port)));
-        self.services.push((port, first..self.parts.len()));
+        self.services.push((offered, first..self.parts.len()));
     }
 
     /// The bytes of the table. `version` rises with every table that the node's instances are to use.
@@ -152,11 +186,13 @@ impl Builder {
         let with_key = |(address, value)| ((address, 0), value);
         let pods = HashTable::new(seed, self.pods.iter().copied().map(with_key).collect());
         let clear = HashTable::new(seed, self.clear.iter().map(|address| ((*address, 0), ())).collect());
-        let mut addresses: Vec<_> = self.services.iter().map(|(port, _)| key_of(port.address)).collect();
+        let own = self.services.iter().filter(|(offered, _)| !offered.is_outer);
+        let mut addresses: Vec<_> = own.map(|(offered, _)| key_of(offered.port.address)).collect();
         addresses.dedup();
         let addresses = addresses.into_iter().map(|address| (service_key(address, 0, 0), None));
-        let ports = self.services.iter().map(|(port, parts)| {
-            (service_key(key_of(port.address), port.port, port.protocol), Some((port, parts.clone())))
+        let ports = self.services.iter().map(|(offered, parts)| {
+            let port = &offered.port;
+            (service_key(key_of(port.address), port.port, port.protocol), Some((offered, parts.clone())))
         });
         let services = HashTable::new(seed, addresses.chain(ports).collect());
 
@@ -179,10 +215,12 @@ impl Builder {
             .entries
             .iter()
             .map(|((address, _), service)| {
-                let Some((port, parts)) = service else {
+                let Some((offered, parts)) = service else {
                     return record(&[&address.to_be_bytes(), &[0, 0, 0, KIND_ADDRESS], &[0; 24]]);
                 };
-                let Choice { first, chosen, all, clear, target, is_unknown, .. } = listing.choice(port, parts.clone());
+                let Choice { first, chosen, all, clear, target, is_unknown, .. } =
+                    listing.choice(offered, parts.clone());
+                let port = &offered.port;
                 let affinity = port.affinity.map_or(0, |time| u32::try_from(time.as_secs()).unwrap_or(u32::MAX));
                 let counts = [first, chosen, all, affinity, clear].map(u32::to_le_bytes);
                 let kind = if is_unknown { KIND_UNKNOWN } else { KIND_PORT };
@@ -213,6 +251,9 @@ impl Builder {
         let endpoint =
             |Listed { pod, port, tag }: Listed| record(&[&pod.to_le_bytes(), &port.to_le_bytes(), &tag.to_le_bytes()]);
         file.section::<8>(SectionKind::Endpoints, listed.into_iter().map(endpoint));
+        let nodes: BTreeSet<u128> = self.nodes.iter().copied().collect();
+        let nodes: Vec<u128> = nodes.into_iter().collect();
+        file.section::<16>(SectionKind::Nodes, nodes.iter().map(|address| address.to_be_bytes()));
         (file.finish(), mixed)
     }
 }
@@ -296,7 +337,8 @@ struct Listing<'a> {
 
 impl Listing<'_> {
     /// Lists the endpoints of a service, unless another one of its ports has the same.
-    fn choice(&mut self, port: &ServicePort, parts: Range<usize>) -> Choice {
+    fn choice(&mut self, offered: &Offered, parts: Range<usize>) -> Choice {
+        let Offered { port, is_outer } = offered;
         let parts = self.facts.parts.get(parts).unwrap_or_default();
         let lists: Vec<u32> = parts.iter().map(|(list, _)| *list).collect();
         let target = match parts {
@@ -308,6 +350,10 @@ impl Listing<'_> {
         let choice = known.unwrap_or_else(|| self.list(port, parts, target));
         if target > 0 && known.is_none() {
             self.shared.insert(key, choice);
+        }
+        if *is_outer {
+            let clear = if choice.chosen > 0 { 0 } else { choice.clear };
+            return Choice { target, clear, ..choice };
         }
         if let Some(list) = choice.mixed {
             self.mixed.insert((port.address, port.port, port.protocol), (*port, list, target));

@@ -22,8 +22,10 @@ pub struct Contents {
     pub sealed: Vec<IpNet>,
     /// Addresses known not to be enrolled.
     pub clear: Vec<IpNet>,
-    /// Ports of Services.
+    /// Ports of Services. Those with the address 0.0.0.0 or :: are ports of all nodes.
     pub services: Vec<Service>,
+    /// Addresses of nodes.
+    pub nodes: Vec<IpAddr>,
 }
 
 /// The address of an enrolled pod.
@@ -97,6 +99,7 @@ impl Contents {
         contents.sealed = sealed.take(MAX_PREFIXES).collect();
         let mut left = MAX_ENDPOINTS;
         contents.services = table.services().filter_map(|service| Service::of(&service, table, &mut left)).collect();
+        contents.nodes = table.nodes().collect();
         contents.enrolled.sort_unstable();
         contents.sealed.sort_unstable();
         contents.clear.sort_unstable();
@@ -119,6 +122,7 @@ impl Contents {
             }
         }
         self.sealed.iter().for_each(|network| builder.sealed_prefix(*network));
+        self.nodes.iter().for_each(|address| builder.node(*address));
         for service in &self.services {
             service.add_to(&mut builder);
         }
@@ -199,7 +203,9 @@ impl fmt::Display for Contents {
         writeln!(f, "not enrolled:")?;
         self.clear.iter().try_for_each(|network| writeln!(f, "  {network}"))?;
         writeln!(f, "services:")?;
-        self.services.iter().try_for_each(|service| writeln!(f, "  {service}"))
+        self.services.iter().try_for_each(|service| writeln!(f, "  {service}"))?;
+        writeln!(f, "nodes, at whose addresses the ports of 0.0.0.0 and :: are open:")?;
+        self.nodes.iter().try_for_each(|address| writeln!(f, "  {address}"))
     }
 }
 
@@ -268,13 +274,15 @@ mod tests {
         "enrolled": [{"address": "10.42.1.2", "incarnation": "ffffffffffffffff"}, {"address": "fd00::2", "incarnation": "2"}],
         "sealed": ["10.42.255.0/24"], "clear": ["10.42.1.4/32", "192.0.2.0/25", "fd00:9::/64"],
         "services": [
+            {"address": "0.0.0.0", "port": 30080, "protocol": "tcp", "endpoints": [{"address": "10.42.1.2", "port": 8080}]},
             {"address": "10.96.0.10", "port": 80, "protocol": "tcp", "affinity_seconds": 9,
              "endpoints": [{"address": "10.42.1.2", "port": 8080}, {"address": "fd00::2", "port": 8081, "terminating": true}]},
             {"address": "10.96.0.11", "port": 80, "protocol": "tcp", "clear_endpoints": 3,
              "endpoints": [{"address": "10.42.1.2", "port": 8080}]},
             {"address": "10.96.0.12", "port": 80, "protocol": "tcp", "unknown": true},
             {"address": "10.96.0.53", "port": 53, "protocol": "udp", "clear_endpoints": 2},
-            {"address": "fd00:96::1", "port": 1, "protocol": "sctp"}]}"#;
+            {"address": "fd00:96::1", "port": 1, "protocol": "sctp"}],
+        "nodes": ["192.0.2.1", "fd00:2::1"]}"#;
 
     #[test]
     fn what_was_read_from_json_is_in_the_table_and_is_listed_again() {
@@ -303,6 +311,8 @@ mod tests {
             "  10.96.0.12:80/tcp -> nothing is known of its endpoints: waits",
             "  10.96.0.53:53/udp -> none of its endpoints is enrolled: primary network",
             "  [fd00:96::1]:1/sctp -> no endpoint: refused",
+            "  0.0.0.0:30080/tcp -> 10.42.1.2:8080",
+            "  fd00:2::1",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }

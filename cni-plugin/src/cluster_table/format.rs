@@ -22,6 +22,7 @@
 //! | 6 service buckets | u32 | 4 |
 //! | 7 services | address (16), port (2), IP protocol (1), kind (1), first endpoint (4), enrolled endpoints to choose from (4), enrolled endpoints in all (4), seconds of session affinity or 0 (4), endpoints to choose from that are not enrolled (4), port of the endpoints (2), zero (2) | 44 |
 //! | 8 endpoints | index of the pod (4), port or 0 (2), tag (2) | 8 |
+//! | 9 nodes | address of a node (16); in order; since version 2.1 | 16 |
 //!
 //! A key's bucket is its hash modulo the number of buckets, which is a power of two. The hash of a key (address, n) is
 //! `m(m(m(seed ^ high) ^ low) ^ n)`, where `high` and `low` are the halves of the address read as a big-endian number and
@@ -36,6 +37,9 @@
 //! the others of its group. It follows from addresses alone, so it stays the same in later tables: by it an instance chooses
 //! the same endpoint for the same flow again.
 //!
+//! A Service's port on the nodes (node port) is a service with the unspecified address of its family. It stands for this port of
+//! each address of a node, unless that has a service of its own.
+//!
 //! A reader refuses another major version. A minor version may add sections and lengthen records; readers skip both.
 
 /// First bytes of a table.
@@ -43,11 +47,13 @@ pub(super) const MAGIC: [u8; 8] = *b"nebcltbl";
 /// Major version; a reader refuses any other.
 pub const MAJOR: u16 = 2;
 /// Minor version.
-pub const MINOR: u16 = 0;
+pub const MINOR: u16 = 1;
 
 pub(super) const HEADER_LEN: usize = 40;
 pub(super) const SECTION_LEN: usize = 16;
-pub(super) const SECTIONS: usize = 9;
+pub(super) const SECTIONS: usize = 10;
+/// Tables of version 2.0 have so many.
+const SECTIONS_AT_LEAST: usize = 9;
 
 /// Why a file is not a table that this release reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -89,6 +95,7 @@ pub(super) enum SectionKind {
     ServiceBuckets,
     Services,
     Endpoints,
+    Nodes,
 }
 
 impl SectionKind {
@@ -102,6 +109,7 @@ impl SectionKind {
         Self::ServiceBuckets,
         Self::Services,
         Self::Endpoints,
+        Self::Nodes,
     ];
 
     /// Bytes of a record that this release knows.
@@ -109,7 +117,7 @@ impl SectionKind {
         match self {
             Self::PodBuckets | Self::ClearBuckets | Self::ServiceBuckets => 4,
             Self::Pods => 24,
-            Self::Clear => 16,
+            Self::Clear | Self::Nodes => 16,
             Self::ClearRanges | Self::SealedRanges => 32,
             Self::Services => 44,
             Self::Endpoints => 8,
@@ -200,8 +208,13 @@ impl Layout {
         let bytes = bytes.ok_or(Error::Truncated { expected, found })?;
         let mut sections = [Section::default(); SECTIONS];
         for (place, (section, kind)) in sections.iter_mut().zip(SectionKind::ALL).enumerate() {
-            let is_there = place < header.u32(12) as usize;
-            *section = read_section(bytes, place, kind).filter(|_| is_there).ok_or(Error::Malformed(place))?;
+            if place >= header.u32(12) as usize {
+                if place < SECTIONS_AT_LEAST {
+                    return Err(Error::Malformed(place));
+                }
+                break;
+            }
+            *section = read_section(bytes, place, kind).ok_or(Error::Malformed(place))?;
         }
         Ok(Self { version: header.u64(24), seed: header.u64(32), sections })
     }

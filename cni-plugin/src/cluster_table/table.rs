@@ -2,7 +2,7 @@
 //! points nowhere is as if it were not there.
 
 use std::cmp::Ordering;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -118,6 +118,11 @@ impl Table<'_> {
         if let Some(found) = self.service(service_key(address, 0, 0)) {
             return found;
         }
+        if self.is_node(address)
+            && let Some(found) = self.service(service_key(unspecified(address), port, protocol))
+        {
+            return found;
+        }
         if self.is_clear_address(address) {
             return Found::Clear;
         }
@@ -174,6 +179,11 @@ impl Table<'_> {
     /// The addresses known not to be enrolled, in no order.
     pub(super) fn clear_addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.records::<16>(SectionKind::Clear).map(|record| address_of(record.address(0)))
+    }
+
+    /// The addresses of nodes, in order.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = IpAddr> {
+        self.records::<16>(SectionKind::Nodes).map(|record| address_of(record.address(0)))
     }
 
     /// First and last addresses of what is known not to be enrolled.
@@ -233,6 +243,12 @@ impl Table<'_> {
             .any(|index| clear.record::<16>(self.bytes, index).is_some_and(|record| record.address(0) == address))
     }
 
+    fn is_node(&self, address: u128) -> bool {
+        let nodes = self.layout.section(SectionKind::Nodes);
+        let compare = |index| Some(nodes.record::<16>(self.bytes, index)?.address(0).cmp(&address));
+        search(0..nodes.count, compare).is_some()
+    }
+
     fn service(&self, key: Key) -> Option<Found> {
         let services = self.layout.section(SectionKind::Services);
         let (id, record) = self.candidates(SectionKind::ServiceBuckets, services, key).find_map(|index| {
@@ -290,6 +306,14 @@ impl Table<'_> {
 
 pub(super) fn service_key(address: u128, port: u16, protocol: u8) -> Key {
     (address, u32::from(port) << 8 | u32::from(protocol))
+}
+
+/// The address that stands for those of all nodes.
+fn unspecified(address: u128) -> u128 {
+    match address_of(address) {
+        IpAddr::V4(_) => key_of(Ipv4Addr::UNSPECIFIED.into()),
+        IpAddr::V6(_) => key_of(Ipv6Addr::UNSPECIFIED.into()),
+    }
 }
 
 /// Binary search; `None` from `compare` ends it.

@@ -295,7 +295,7 @@ proptest! {
 #[test]
 fn a_table_begins_with_what_tells_its_format() {
     let bytes = Builder::new().finish(7);
-    assert_eq!(bytes[..16], *b"nebcltbl\0\0\x02\0\x09\0\0\0");
+    assert_eq!(bytes[..16], *b"nebcltbl\x01\0\x02\0\x0a\0\0\0");
     let changed = |at: usize, value| {
         let mut bytes = bytes.clone();
         bytes[at] = value;
@@ -312,8 +312,31 @@ fn a_table_begins_with_what_tells_its_format() {
     assert_eq!(Layout::read(&[]), Err(Error::NotATable));
 }
 
-/// Bytes of a table of version 2.0, made by another program from the description in [`mod@super::format`].
+/// Bytes of a table of version 2.1, made by another program from the description in [`mod@super::format`].
 const GOLDEN: &[&str] = &[
+    "6e6562636c74626c010002000a000000f403000000000000070000000000000014df177b2330ae12c80000000000000003000000040000",
+    "00d40000000000000003000000180000001c01000000000000030000000400000028010000000000000200000010000000480100000000",
+    "000001000000200000006801000000000000010000002000000088010000000000000900000004000000ac010000000000000c0000002c",
+    "000000bc030000000000000500000008000000e40300000000000001000000100000000000000002000000030000000000000000000000",
+    "0000ffff0af400010b0000000000000000000000000000000000ffff0af400020c00000000000000fd0002440000000000000000000000",
+    "010d0000000000000000000000010000000200000000000000000000000000ffff0af40009fd0002440000000000000000000000090000",
+    "0000000000000000ffff0a00000000000000000000000000ffff0a0000ff00000000000000000000ffff0a090000000000000000000000",
+    "00ffff0a09ffff000000000000000003000000050000000600000007000000080000000c0000000c00000000000000000000000000ffff",
+    "0a6000010000000200000000000000000000000000000000000000000000000000000000000000000000ffff0a60000300000002000000",
+    "00000000000000000000000000000000000000000000000000000000000000ffff0a600004010006000000000001000000010000000000",
+    "000001000000911f000000000000000000000000ffff0a60000150000600010000000200000002000000302a0000000000000000000000",
+    "000000000000000000ffff0a600002bb01060003000000000000000000000000000000010000000000000000000000000000000000ffff",
+    "0a6000013500110003000000010000000200000000000000000000000000000000000000000000000000ffff0a60000501008401050000",
+    "00000000000000000000000000000000000000000000000000000000000000ffff0a600002000000020000000000000000000000000000",
+    "0000000000000000000000000000000000000000ffff0a600003bb01060005000000000000000000000000000000000000000000000000",
+    "000000000000000000ffff0a6000040000000200000000000000000000000000000000000000000000000000000000000000000000ffff",
+    "0a600004020006000000000001000000010000000000000001000000921f000000000000000000000000ffff0a60000500000002000000",
+    "0000000000000000000000000000000000000000000000000000007c0800000000901f7c0801000000901f156b02000000e914cb360100",
+    "0000e914156b00000000000000000000ffffc0000201",
+];
+
+/// The same of version 2.0, which had no nodes.
+const GOLDEN_2_0: &[&str] = &[
     "6e6562636c74626c0000020009000000d403000000000000070000000000000014df177b2330ae12b80000000000000003000000040000",
     "00c40000000000000003000000180000000c01000000000000030000000400000018010000000000000200000010000000380100000000",
     "0000010000002000000058010000000000000100000020000000780100000000000009000000040000009c010000000000000c0000002c",
@@ -366,8 +389,65 @@ fn a_table_has_the_bytes_that_its_format_describes() {
         let port = ServicePort { address, port, protocol: TCP, affinity: None, this_node_only: false };
         builder.service_port(port, [(list, target)]);
     }
+    builder.node(address("192.0.2.1"));
     let hex: String = builder.finish(7).iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(hex, GOLDEN.concat());
+}
+
+#[test]
+fn a_table_of_the_release_before_is_read() {
+    let hex = GOLDEN_2_0.concat();
+    let bytes: Vec<u8> = (0..hex.len() / 2).map(|n| u8::from_str_radix(&hex[2 * n..2 * n + 2], 16).unwrap()).collect();
+    let layout = Layout::read(&bytes).unwrap();
+    let table = layout.table(&bytes);
+    assert_eq!(table.find(address("10.244.0.1"), 80, TCP), Found::Enrolled { incarnation: 11 });
+    assert_eq!(table.find(address("192.0.2.1"), 80, TCP), Found::Unknown);
+    assert_eq!(table.nodes().count(), 0);
+}
+
+#[test]
+fn a_node_port_is_one_of_every_node_and_leads_past_the_tunnel_only_without_an_enrolled_endpoint() {
+    let mut builder = Builder::new();
+    let (enrolled, clear) = (address("10.0.0.1"), address("10.0.0.2"));
+    builder.pod(enrolled, 11);
+    builder.clear(clear);
+    for node in ["192.0.2.1", "192.0.2.2", "fd00:2::1"] {
+        builder.node(address(node));
+        builder.clear(address(node));
+    }
+    let endpoint = |address| ServiceEndpoint { address, port: 0, state: EndpointState::Ready, is_on_this_node: false };
+    let lists = [vec![enrolled, clear], vec![clear], vec![]]
+        .map(|all| builder.endpoints(all.into_iter().map(endpoint).collect::<Vec<_>>()));
+    for (list, port) in lists.into_iter().zip([30_001, 30_002, 30_003]) {
+        let of = |text: &str, port| ServicePort {
+            address: address(text),
+            port,
+            protocol: TCP,
+            affinity: None,
+            this_node_only: false,
+        };
+        builder.service_port(of("10.96.0.1", port), [(list, 8080)]);
+        builder.node_port(of("10.96.0.1", port), [(list, 8080)]);
+        builder.outer_port(of("198.51.100.1", port), [(list, 8080)]);
+    }
+    let (bytes, mixed) = builder.finish_with_mixed(7);
+    let layout = Layout::read(&bytes).unwrap();
+    let table = layout.table(&bytes);
+    let counts = |text: &str, port| match table.find(address(text), port, TCP) {
+        Found::Service(service) => (service.ready, service.clear),
+        other => panic!("{text}:{port} is {other:?}"),
+    };
+    assert_eq!(counts("10.96.0.1", 30_001), (1, 1));
+    for outer in ["192.0.2.1", "192.0.2.2", "198.51.100.1"] {
+        assert_eq!((counts(outer, 30_001), counts(outer, 30_002)), ((1, 0), (0, 1)));
+        assert_eq!(table.find(address(outer), 30_003, TCP), Found::NoEndpoint);
+    }
+    // The Service has no address of the other family.
+    assert_eq!(table.find(address("fd00:2::1"), 30_001, TCP), Found::Clear);
+    assert_eq!(table.find(address("192.0.2.1"), 22, TCP), Found::Clear);
+    assert_eq!(table.find(address("192.0.2.3"), 30_001, TCP), Found::Unknown, "no node");
+    assert_eq!(table.find(address("198.51.100.1"), 22, TCP), Found::Unknown);
+    assert_eq!(mixed.len(), 1, "kube-proxy's choice counts for the ClusterIP only");
 }
 
 #[test]

@@ -14,12 +14,12 @@ use std::path::PathBuf;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 
-use crate::launch::{MARK, MARK_MASK, ROUTE_TABLE};
+use crate::launch::{MARK, MARK_MASK, NODE_PORT_TABLE, ROUTE_TABLE};
 use crate::link::capture_guard::CaptureGuard;
 use crate::link::capture_rules;
 use crate::link::service_choice;
 use crate::netlink::nftables::{self, Chain, Family, Hook, Rule, Table, Verdict};
-use crate::netlink::policy::{DeadEnd, Fate, LAST_METRIC, UnmarkedRule};
+use crate::netlink::policy::{DeadEnd, Fate, LAST_METRIC, PortRule, UnmarkedRule};
 use crate::netns::{Netns, in_namespace};
 
 /// The capture of one pod, as it was made.
@@ -31,6 +31,11 @@ pub struct PodCapture {
     captured: Vec<IpNet>,
     /// What stays on the primary network although it is in these ranges.
     excepted: Vec<IpNet>,
+    /// First and last of the ports of nodes, which go to the tunnel whatever the address, but for `port_exceptions`.
+    #[serde(default)]
+    node_ports: Option<(u16, u16)>,
+    #[serde(default)]
+    port_exceptions: Vec<IpNet>,
     /// The rules on the node.
     pub guard: CaptureGuard,
 }
@@ -86,7 +91,14 @@ impl PodCapture {
         excepted.retain(is_captured);
         excepted.sort();
         excepted.dedup();
-        Self { ifname, captured, excepted, guard }
+        Self { ifname, captured, excepted, node_ports: None, port_exceptions: Vec::new(), guard }
+    }
+
+    /// Also captures what is sent to these ports, except at `exclude`.
+    #[must_use]
+    pub fn with_node_ports(self, node_ports: Option<(u16, u16)>, exclude: &[IpNet]) -> Self {
+        let port_exceptions = if node_ports.is_some() { [exclude, &link_scope()].concat() } else { Vec::new() };
+        Self { node_ports, port_exceptions, ..self }
     }
 
     /// Everything in the namespace of the calling thread. Until the rule is there, nothing of it has an effect on what the
@@ -99,7 +111,8 @@ impl PodCapture {
         if !self.has_marks()? {
             self.marks().install()?;
         }
-        self.rules().iter().try_for_each(UnmarkedRule::add)
+        self.rules().iter().try_for_each(UnmarkedRule::add)?;
+        self.port_rules().iter().try_for_each(PortRule::add)
     }
 
     fn missing_here(&self) -> io::Result<Vec<String>> {
@@ -109,14 +122,24 @@ impl PodCapture {
                 missing.push(format!("the routing rule (priority {PRIORITY}, {})", family(rule.is_v4)));
             }
         }
-        let mut present = DeadEnd::list(true, ROUTE_TABLE)?;
-        present.extend(DeadEnd::list(false, ROUTE_TABLE).unwrap_or_default());
+        for rule in self.port_rules() {
+            if !rule.exists()? {
+                let (first, last) = rule.ports;
+                let what = format!("protocol {}, ports {first}-{last}, {}", rule.protocol, family(rule.is_v4));
+                missing.push(format!("the routing rule about ports of nodes (priority {PORTS_PRIORITY}, {what})"));
+            }
+        }
+        let mut present = Vec::new();
+        for table in [ROUTE_TABLE, NODE_PORT_TABLE] {
+            present.extend(DeadEnd::list(true, table)?);
+            present.extend(DeadEnd::list(false, table).unwrap_or_default());
+        }
         for route in self.routes().iter().filter(|route| !present.contains(route)) {
             let kind = match route.fate {
                 Fate::Unreachable => "unreachable",
                 Fate::Throw => "throw",
             };
-            missing.push(format!("the route {kind} {} in table {ROUTE_TABLE}", route.network));
+            missing.push(format!("the route {kind} {} in table {}", route.network, route.table));
         }
         if !self.has_marks()? {
             missing.push(format!("the rule that marks what arrives (nft table netdev {MARKS})"));
@@ -131,7 +154,8 @@ impl PodCapture {
 
     /// In the opposite order.
     fn remove_here(&self) -> io::Result<()> {
-        let mut outcomes: Vec<io::Result<()>> = self.rules().iter().map(UnmarkedRule::remove).collect();
+        let mut outcomes: Vec<io::Result<()>> = self.port_rules().iter().map(PortRule::remove).collect();
+        outcomes.extend(self.rules().iter().map(UnmarkedRule::remove));
         outcomes.push(nftables::remove(Family::Link, MARKS));
         for switch in self.switches() {
             // The interface may be gone, and its settings with it.
@@ -146,12 +170,38 @@ impl PodCapture {
         [true, false].into_iter().filter(|is_v4| self.has_family(*is_v4)).map(rule).collect()
     }
 
+    fn port_rules(&self) -> Vec<PortRule> {
+        let Some(ports) = self.node_ports else { return Vec::new() };
+        let rule = |is_v4| {
+            move |protocol| PortRule {
+                is_v4,
+                priority: PORTS_PRIORITY,
+                mask: MARK_MASK,
+                protocol,
+                ports,
+                table: NODE_PORT_TABLE,
+            }
+        };
+        let families = [true, false].into_iter().filter(|is_v4| self.has_family(*is_v4));
+        families.flat_map(|is_v4| PROTOCOLS.map(rule(is_v4))).collect()
+    }
+
     fn routes(&self) -> Vec<DeadEnd> {
-        let route =
-            |fate, metric| move |network: &IpNet| DeadEnd { network: *network, table: ROUTE_TABLE, fate, metric };
-        let refused = self.captured.iter().map(route(Fate::Unreachable, LAST_METRIC));
-        let excepted = self.excepted.iter().map(route(Fate::Throw, EXCEPTION_METRIC));
-        refused.chain(excepted).filter(|route| self.has_family(route.network.addr().is_ipv4())).collect()
+        let route = |table, fate| {
+            move |network: &IpNet| {
+                let metric = if fate == Fate::Unreachable { LAST_METRIC } else { EXCEPTION_METRIC };
+                DeadEnd { network: *network, table, fate, metric }
+            }
+        };
+        let everywhere: &[IpNet] = if self.node_ports.is_some() { &EVERYWHERE } else { &[] };
+        let refused = self.captured.iter().map(route(ROUTE_TABLE, Fate::Unreachable));
+        let refused = refused.chain(everywhere.iter().map(route(NODE_PORT_TABLE, Fate::Unreachable)));
+        let excepted = self.excepted.iter().map(route(ROUTE_TABLE, Fate::Throw));
+        let excepted = excepted.chain(self.port_exceptions.iter().map(route(NODE_PORT_TABLE, Fate::Throw)));
+        let mut routes: Vec<DeadEnd> =
+            refused.chain(excepted).filter(|route| self.has_family(route.network.addr().is_ipv4())).collect();
+        routes.dedup();
+        routes
     }
 
     /// A kernel without IPv6 sends nothing of it.
@@ -248,6 +298,13 @@ fn without_pods() -> io::Result<()> {
 const MARKS: &str = "nebula-cni-capture";
 // Behind the rule of table `local` (0), before that of table `main` (32766).
 const PRIORITY: u32 = 30_000;
+const PORTS_PRIORITY: u32 = 29_999;
+/// TCP, UDP and SCTP.
+const PROTOCOLS: [u8; 3] = [6, 17, 132];
+const EVERYWHERE: [IpNet; 2] = [
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0)),
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 0)),
+];
 // IPv6 takes no 0.
 const EXCEPTION_METRIC: u32 = 1;
 
@@ -285,6 +342,29 @@ mod tests {
             ["Unreachable 10.244.0.0/16", "Unreachable 10.96.0.0/12", "Throw 10.244.1.1/32", "Throw 10.244.9.0/24"];
         assert_eq!(listed(&some), expected);
         assert_eq!(some.rules().len(), 1, "there is nothing to capture of IPv6");
+    }
+
+    #[test]
+    fn ports_of_nodes_lead_to_the_tunnel_whatever_the_address_but_for_what_is_excluded_and_the_link() {
+        let exclude: Vec<IpNet> = vec!["192.0.2.0/24".parse().unwrap(), "fd00:9::/64".parse().unwrap()];
+        let some = capture(&["10.244.0.0/16"], &[]);
+        assert!(some.port_rules().is_empty());
+        let some = some.with_node_ports(Some((30_000, 32_767)), &exclude);
+        assert_eq!(some.port_rules().iter().map(|rule| rule.protocol).collect::<Vec<_>>(), [6, 17, 132]);
+        let routes = some.routes();
+        let listed = |table| {
+            let own = routes.iter().filter(|route| route.table == table);
+            own.map(|route| format!("{:?} {}", route.fate, route.network)).collect::<Vec<_>>()
+        };
+        assert_eq!(listed(ROUTE_TABLE), ["Unreachable 10.244.0.0/16", "Throw 10.244.1.1/32"]);
+        let expected = [
+            "Unreachable 0.0.0.0/0",
+            "Throw 192.0.2.0/24",
+            "Throw 169.254.0.0/16",
+            "Throw 224.0.0.0/4",
+            "Throw 255.255.255.255/32",
+        ];
+        assert_eq!(listed(NODE_PORT_TABLE), expected);
     }
 
     #[test]

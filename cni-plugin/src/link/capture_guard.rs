@@ -56,6 +56,10 @@ pub struct Terms {
     pub ranges: Vec<IpNet>,
     /// Cluster IPs of Services.
     pub services: Vec<IpNet>,
+    /// Addresses of load balancers, among others.
+    pub load_balancers: Vec<IpNet>,
+    /// First and last of the ports that Services have on all nodes.
+    pub node_ports: Option<(u16, u16)>,
     /// What stays on the primary network.
     pub exclude: Vec<IpNet>,
     /// What passes in clear.
@@ -66,7 +70,7 @@ impl CaptureGuard {
     /// Builds the rules of one attachment. `node` are the node's addresses on its way to the pod.
     #[must_use]
     pub fn new(attachment: String, link: PodLink, terms: Terms, node: Vec<IpAddr>) -> Self {
-        let Terms { ranges, services, exclude, clear } = terms;
+        let Terms { ranges, services, exclude, clear, .. } = terms;
         let mut guard = Self {
             attachment,
             link: link.name,

@@ -80,6 +80,86 @@ impl UnmarkedRule {
     }
 }
 
+/// Sends packets of one family without a mark to a routing table, if they are to some ports of a protocol
+/// (`fwmark 0/MASK ipproto PROTOCOL dport FIRST-LAST lookup TABLE`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PortRule {
+    /// Whether it is for IPv4, else for IPv6.
+    pub is_v4: bool,
+    /// Rules with a lower number come first.
+    pub priority: u32,
+    /// The bits of the mark that the packets do not have.
+    pub mask: u32,
+    /// IP protocol number.
+    pub protocol: u8,
+    /// First and last destination port.
+    pub ports: (u16, u16),
+    /// Number of the table.
+    pub table: u32,
+}
+
+impl PortRule {
+    /// Adds the rule in the network namespace of the calling thread, unless it is there.
+    ///
+    /// # Errors
+    /// Returns the kernel's error.
+    pub fn add(&self) -> io::Result<()> {
+        let flags = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
+        but(netlink::ask_route(libc::RTM_NEWRULE, flags, &self.body()), &[libc::EEXIST])
+    }
+
+    /// Removes the rule if it is there.
+    ///
+    /// # Errors
+    /// Returns the kernel's error.
+    pub fn remove(&self) -> io::Result<()> {
+        but(netlink::ask_route(libc::RTM_DELRULE, 0, &self.body()), &GONE)
+    }
+
+    /// Whether the rule is there.
+    ///
+    /// # Errors
+    /// Returns the kernel's error.
+    pub fn exists(&self) -> io::Result<bool> {
+        let rules = netlink::ask_route(libc::RTM_GETRULE, libc::NLM_F_DUMP, &header(self.is_v4, 0, 0, 0, 0))?;
+        Ok(rules.iter().any(|rule| Self::read(rule) == Some(*self)))
+    }
+
+    fn read(rule: &[u8]) -> Option<Self> {
+        let (head, attributes) = rule.split_first_chunk::<HEADER>()?;
+        let [family, destination, source, _, _, _, _, action, flags @ ..] = *head;
+        let plain = (destination, source, action) == (0, 0, ACTION_TO_TABLE)
+            && u32::from_ne_bytes(flags) & INVERT == 0
+            && word(attributes, ATTRIBUTE_MARK).unwrap_or_default() == 0
+            && [ATTRIBUTE_FROM, ATTRIBUTE_BY].iter().all(|kind| netlink::attribute(attributes, *kind).is_none());
+        let range = netlink::attribute(attributes, ATTRIBUTE_PORTS)?.first_chunk::<4>()?;
+        let [a, b, c, d] = *range;
+        plain.then_some(Self {
+            is_v4: i32::from(family) == libc::AF_INET,
+            priority: word(attributes, ATTRIBUTE_PRIORITY)?,
+            mask: word(attributes, ATTRIBUTE_MASK)?,
+            protocol: *netlink::attribute(attributes, ATTRIBUTE_PROTOCOL)?.first()?,
+            ports: (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d])),
+            table: word(attributes, ATTRIBUTE_TABLE)?,
+        })
+    }
+
+    fn body(&self) -> Vec<u8> {
+        let mut body = header(self.is_v4, 0, 0, ACTION_TO_TABLE, 0);
+        let words = [
+            (ATTRIBUTE_PRIORITY, self.priority),
+            (ATTRIBUTE_MARK, 0),
+            (ATTRIBUTE_MASK, self.mask),
+            (ATTRIBUTE_TABLE, self.table),
+        ];
+        words.iter().for_each(|(kind, value)| push_attribute(&mut body, *kind, &value.to_ne_bytes()));
+        push_attribute(&mut body, ATTRIBUTE_PROTOCOL, &[self.protocol]);
+        // struct fib_rule_port_range.
+        push_attribute(&mut body, ATTRIBUTE_PORTS, &[self.ports.0.to_ne_bytes(), self.ports.1.to_ne_bytes()].concat());
+        body
+    }
+}
+
 /// A route that leads to no device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeadEnd {
@@ -165,7 +245,7 @@ impl DeadEnd {
 
 /// Decodes a rule and a route, for the fuzzer.
 pub(crate) fn fuzz(body: &[u8]) {
-    let _ = (UnmarkedRule::read(body), DeadEnd::read(body));
+    let _ = (UnmarkedRule::read(body), PortRule::read(body), DeadEnd::read(body));
 }
 
 /// Any other route to the same network is better.
@@ -204,6 +284,8 @@ const ATTRIBUTE_MARK: u16 = 10;
 const ATTRIBUTE_TABLE: u16 = 15;
 const ATTRIBUTE_MASK: u16 = 16;
 const ATTRIBUTE_BY: u16 = 17;
+const ATTRIBUTE_PROTOCOL: u16 = 22;
+const ATTRIBUTE_PORTS: u16 = 24;
 
 #[cfg(test)]
 mod tests {
@@ -224,6 +306,24 @@ mod tests {
         upright[8] = 0;
         assert_eq!(UnmarkedRule::read(&upright), None);
         assert!((0..body.len()).all(|cut| UnmarkedRule::read(&body[..cut]).is_none()));
+    }
+
+    #[test]
+    fn a_rule_about_ports_is_encoded_as_the_kernel_reads_it_and_read_back() {
+        let rule = PortRule {
+            is_v4: true,
+            priority: 29_999,
+            mask: 0x2000_0000,
+            protocol: 6,
+            ports: (30_000, 32_767),
+            table: 20_035,
+        };
+        let body = rule.body();
+        assert_eq!(&body[..12], &[2, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0]);
+        assert_eq!((PortRule::read(&body), UnmarkedRule::read(&body)), (Some(rule), None));
+        let other = UnmarkedRule { is_v4: true, priority: 30_000, mark: 1, mask: 1, table: 20_034 };
+        assert_eq!(PortRule::read(&other.body()), None);
+        assert!((0..body.len()).all(|cut| PortRule::read(&body[..cut]).is_none()));
     }
 
     #[test]

@@ -30,15 +30,16 @@ impl Capturing {
     /// # Errors
     /// Code 7, naming key and value.
     pub fn read(value: &Value, overlay: &[IpNet]) -> Result<Option<Self>, Error> {
-        const EXPECTED: &str =
-            "true, false, or an object with \"ranges\", \"services\", \"exclude\", \"clear\" and \"accept\"";
+        const EXPECTED: &str = "true, false, or an object with \"ranges\", \"services\", \"loadBalancers\", \"nodePorts\", \"exclude\", \"clear\" and \
+             \"accept\"";
         let object = match value {
             Value::Bool(false) => return Ok(None),
             Value::Bool(true) => &Map::new(),
             Value::Object(object) => object,
             _ => return Err(refused("capture", value, EXPECTED)),
         };
-        refuse_other_keys("capture", object, &["ranges", "services", "exclude", "clear", "accept"])?;
+        let keys = ["ranges", "services", "loadBalancers", "nodePorts", "exclude", "clear", "accept"];
+        refuse_other_keys("capture", object, &keys)?;
         let list = |key: &str| object.get(key).map(|list| prefixes(&format!("capture.{key}"), list)).transpose();
         let opens = match object.get("clear").map(|value| (value.as_str(), value)) {
             None | Some((Some("outgoing"), _)) => Opens::Outgoing,
@@ -46,10 +47,19 @@ impl Capturing {
             Some((Some("deny"), _)) => Opens::Deny,
             Some((_, other)) => return Err(refused("capture.clear", other, "\"outgoing\", \"allow\" or \"deny\"")),
         };
+        let node_ports = match object.get("nodePorts") {
+            None => Some(NODE_PORTS),
+            Some(Value::Bool(false)) => None,
+            Some(value) => {
+                Some(port_range(value).ok_or_else(|| refused("capture.nodePorts", value, NODE_PORTS_EXPECTED))?)
+            }
+        };
         let accept = object.get("accept").map_or(Ok(Vec::new()), accepted)?;
         let terms = Terms {
             ranges: list("ranges")?.unwrap_or_else(|| overlay.to_vec()),
             services: list("services")?.unwrap_or_default(),
+            load_balancers: list("loadBalancers")?.unwrap_or_default(),
+            node_ports,
             exclude: list("exclude")?.unwrap_or_default(),
             clear: Clear { opens, accept },
         };
@@ -57,7 +67,7 @@ impl Capturing {
     }
 
     fn checked(self, overlay: &[IpNet]) -> Result<Self, Error> {
-        let Terms { ranges, services, exclude, .. } = &self.terms;
+        let Terms { ranges, services, load_balancers, exclude, .. } = &self.terms;
         if ranges.is_empty() {
             let msg = "network configuration: \"capture\" needs \"capture.ranges\" or \"overlay\"";
             return Err(Error::new(code::CONFIG, msg).details("list the address ranges of the cluster's pods"));
@@ -74,6 +84,7 @@ impl Capturing {
         for (key, open, instead) in [
             ("exclude", exclude, "leave the range out of \"capture.ranges\" instead"),
             ("services", services, "list the range of cluster IPs only"),
+            ("loadBalancers", load_balancers, "list the addresses that load balancers get only"),
         ] {
             if let Some(network) = open.iter().find(|open| ranges.iter().any(|range| open.contains(range))) {
                 let msg = format!("network configuration: \"capture.{key}\" {network} contains a whole range of pods");
@@ -135,7 +146,7 @@ impl Capturing {
     /// the first IPv6 address in the ranges; its cluster table is the one in `state_dir`.
     #[must_use]
     pub fn of_pod(&self, addresses: &[IpAddr], state_dir: &Path) -> Capture {
-        let Terms { ranges, services, clear, .. } = &self.terms;
+        let Terms { ranges, services, load_balancers, node_ports, clear, .. } = &self.terms;
         let is_source = |address: &&IpAddr, is_v4| address.is_ipv4() == is_v4 && holds(ranges, address);
         let first = |is_v4| addresses.iter().find(|address| is_source(address, is_v4)).copied();
         // The instance refuses what the rules on the node would drop, so that programs need not wait. Answers look like
@@ -146,7 +157,8 @@ impl Capturing {
         answers.dedup();
         Capture {
             ranges: ranges.clone(),
-            services: services.clone(),
+            services: [&services[..], load_balancers].concat(),
+            node_ports: *node_ports,
             sources: [true, false].into_iter().filter_map(first).collect(),
             clear: if refuses { launch::Clear::Deny } else { launch::Clear::Allow },
             answers,
@@ -207,6 +219,10 @@ fn port_range(value: &Value) -> Option<(u16, u16)> {
     }
 }
 
+/// Those of an API server that is not told otherwise.
+const NODE_PORTS: (u16, u16) = (30_000, 32_767);
+const NODE_PORTS_EXPECTED: &str =
+    "false, or the range of the API server's --service-node-port-range, such as \"30000-32767\"";
 /// What to do about an address that is not captured.
 pub const COVER_HELP: &str = "add its range to \"capture.ranges\" (and to \"overlay\", if the CA is to certify it); or name it in                               \"capture.exclude\", if what is sent from and to it may be in clear";
 const MAX_ACCEPTED: usize = 64;
@@ -232,11 +248,14 @@ mod tests {
         let overlay = nets(&["10.244.0.0/16"]);
         assert_eq!(Capturing::read(&json!(false), &overlay).unwrap(), None);
         let plain = Capturing::read(&json!(true), &overlay).unwrap().unwrap();
-        let terms = Terms { ranges: overlay.clone(), clear: clear(Opens::Outgoing), ..Terms::default() };
+        let node_ports = Some((30_000, 32_767));
+        let terms = Terms { ranges: overlay.clone(), clear: clear(Opens::Outgoing), node_ports, ..Terms::default() };
         assert_eq!(plain.terms, terms);
         let all = json!({"ranges": ["10.1.2.3/8"], "services": ["10.96.0.0/12"], "exclude": ["10.9.0.0/16"],
-            "clear": "deny"});
+            "clear": "deny", "nodePorts": false, "loadBalancers": ["198.51.100.0/24"]});
         let all = Capturing::read(&all, &overlay).unwrap().unwrap();
+        let capture = all.of_pod(&["10.244.1.7".parse().unwrap()], Path::new("/run"));
+        assert_eq!((capture.services, capture.node_ports), (nets(&["10.96.0.0/12", "198.51.100.0/24"]), None));
         assert_eq!((all.terms.ranges, all.terms.clear), (nets(&["10.0.0.0/8"]), clear(Opens::Deny)));
     }
 
@@ -247,6 +266,9 @@ mod tests {
             (json!("yes"), "capture"),
             (json!({"range": []}), "capture.range"),
             (json!({"services": ["10.96.0.0"]}), "capture.services"),
+            (json!({"nodePorts": true}), "capture.nodePorts"),
+            (json!({"nodePorts": "32767-30000"}), "capture.nodePorts"),
+            (json!({"loadBalancers": ["10.0.0.0/8"]}), "capture.loadBalancers"),
             (json!({"clear": "drop"}), "capture.clear"),
             (json!({"accept": 9090}), "capture.accept"),
             (json!({"accept": [9090]}), "capture.accept"),

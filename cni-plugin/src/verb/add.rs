@@ -232,8 +232,10 @@ impl<'a> Attachment<'a> {
         node.sort();
         node.dedup();
         let guard = CaptureGuard::new(self.files.capture(), link, capturing.terms.clone(), node.clone());
-        let Terms { ranges, services, exclude, .. } = &capturing.terms;
-        let made = PodCapture::new(ifname.clone(), [&ranges[..], services].concat(), exclude, &node, guard);
+        let Terms { ranges, services, load_balancers, exclude, node_ports, .. } = &capturing.terms;
+        let captured = [&ranges[..], services, load_balancers].concat();
+        let made =
+            PodCapture::new(ifname.clone(), captured, exclude, &node, guard).with_node_ports(*node_ports, exclude);
         Ok((capture, made))
     }
 

@@ -121,7 +121,9 @@ fn start(
     let place = Place { device: spec.target.device.clone(), pod: namespace.clone(), hand, underlay: place_of_sockets };
     let port = sockets.1;
     isolation::isolate(&spec, &namespace, port)?;
-    let capture = spec.capture.as_ref().map(Capture::open);
+    let behind_hosts = settings.tun.routes.subnets.iter().map(|subnet| subnet.route.network);
+    let overlay: Vec<_> = spec.overlay.iter().copied().chain(behind_hosts).collect();
+    let capture = spec.capture.as_ref().map(|capture| Capture::open(capture, &overlay));
     let path = DataPath::new(place, &spec, &settings, sockets, capture.as_ref().map(Capture::directory))?;
     let mut status = Status::new(&spec, port);
     status.table = capture.as_ref().map(Capture::report);

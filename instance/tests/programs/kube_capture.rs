@@ -42,6 +42,13 @@ fn every_name_and_address_of_a_pod_leads_through_the_tunnel_and_the_rest_of_the_
     for (service, plain) in [("web", "plain"), ("web-v6", "plain-v6")] {
         everybody_is_reached(&town, &wires, town.cluster_ip("shop", service), town.cluster_ip("other", plain));
     }
+    // The Service's port on both nodes, from a pod.
+    for node in ["192.0.2.10", "192.0.2.11"] {
+        let target = (node.parse().expect("an address"), 30080);
+        let answered: BTreeSet<String> = (0..16).map(|_| town.ask("shop/client", target, SECRET).pod).collect();
+        assert_eq!(answered.len(), 2, "{node}: {answered:?}");
+    }
+    wires.assert_silent("to ports of nodes");
     // Who the peers are.
     let names = town.peers("shop", "client");
     assert!(["db-0.shop.pod", "db-1.shop.pod"].iter().all(|name| names.contains(*name)), "peers: {names:?}");
@@ -290,9 +297,12 @@ fn pods_that_ran_before_the_installation_are_captured_in_place_with_their_connec
     let mut town = Town::bare();
     town.populate();
     let client = town.network("shop/client");
-    let lasting: Vec<Asker> = ["db-0", "db-1"]
-        .map(|pod| Asker::of_one_connection(&client, SocketAddr::new(town.pod_address("shop", pod), 9000)))
-        .into();
+    let service = town.cluster_ip("shop", "web");
+    let direct = ["db-0", "db-1"].map(|pod| SocketAddr::new(town.pod_address("shop", pod), 9000));
+    // kube-proxy chooses among both; so does the instance, by itself.
+    let by_service = [SocketAddr::new(service, 7); 8];
+    let lasting: Vec<Asker> =
+        direct.into_iter().chain(by_service).map(|target| Asker::of_one_connection(&client, target)).collect();
     std::thread::sleep(Duration::from_secs(1));
     let began = Instant::now();
     town.install();
@@ -306,7 +316,6 @@ fn pods_that_ran_before_the_installation_are_captured_in_place_with_their_connec
     std::thread::sleep(Duration::from_secs(3));
     let wires = town.wiretaps();
     let captured = Instant::now();
-    let service = town.cluster_ip("shop", "web");
     for _ in 0..20 {
         town.ask("shop/client", (service, 80), SECRET);
         town.ask_udp("shop/client", (service, 7), SECRET);

@@ -12,6 +12,7 @@ use nebula_cert::VerifiedCertificate;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
+use crate::capture::OpenedBefore;
 use crate::config::InvalidConfig;
 use crate::counters::Direction;
 use crate::diagnosis::Diagnosis;
@@ -26,7 +27,6 @@ use crate::io::threads::{QueueThread, SocketThread};
 use crate::io::tun::Queue;
 use crate::io::{Bypass, Tun, TunOffloads, UdpSocket, clock};
 use crate::tunnel::LocalIndex;
-use crate::capture::OpenedBefore;
 use crate::wire::ip::FlowKey;
 use crate::{
     Config, Event, FlowTrace, GatewayStatus, NoRandomness, Node, OfferedRelay, Part, RelayStatus, Seed, TableSizes,

@@ -73,9 +73,7 @@ use crate::tunnel::ReservedIndex;
 use crate::wire::challenge::{Challenge, ChallengeReply};
 use crate::wire::header::MessageType;
 use crate::wire::path_probe::{PathProbe, PathReply};
-use crate::{
-    Config, DropReason, Event, Forwarder, Origin, PacketOwned, Part, Punt, Seed, Transmit, TunnelDownReason,
-};
+use crate::{Config, DropReason, Event, Forwarder, Origin, PacketOwned, Part, Punt, Seed, Transmit, TunnelDownReason};
 
 /// Maps the monotonic clock to the wall clock, for certificates and the handshake's Time field. It is the only place where
 /// wall-clock time enters a node: everything else is an [`Instant`] of the caller's clock.

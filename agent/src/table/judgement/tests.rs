@@ -38,6 +38,7 @@ impl Case {
         let settings = Settings {
             pod_ranges: vec!["10.244.0.0/16".parse().unwrap(), "fd00:244::/48".parse().unwrap()],
             exclude: Vec::new(),
+            load_balancers: Vec::new(),
             node_ranges: true,
         };
         let mut facts = Facts::default();

@@ -108,9 +108,10 @@ that address if it is one. */ -}}
     {{- fail "with capture.enabled, network.overlay must be the ranges of the cluster's pods, for example [10.244.0.0/16]" }}
   {{- end }}
   {{- $capture := dict "clear" .Values.capture.clear }}
-  {{- range $key := list "services" "exclude" "accept" }}
+  {{- range $key := list "services" "loadBalancers" "exclude" "accept" }}
     {{- with index $.Values.capture $key }}{{ $_ := set $capture $key . }}{{ end }}
   {{- end }}
+  {{- if ne (toString .Values.capture.nodePorts) "30000-32767" }}{{ $_ := set $capture "nodePorts" .Values.capture.nodePorts }}{{ end }}
   {{- $_ := set $entry "capture" $capture }}
 {{- end }}
 {{- /* Selectors in agent.entry stand alone: together with an empty list of namespaces they would select nothing. */ -}}

@@ -12,9 +12,9 @@ use nix::sys::socket::SockProtocol;
 
 use crate::linux::netns::Namespace;
 
-/// Flows of connected TCP and UDP sockets in the pod whose other end is in `ranges`. Those that cannot be listed count as
-/// none: then only what the pod itself sends next finds its endpoint again.
-pub(crate) fn to(namespace: &Namespace, ranges: &[IpNet]) -> Vec<FlowKey> {
+/// Flows of connected TCP and UDP sockets in the pod whose other end is in `ranges` or has one of `ports`, first to last. Those
+/// that cannot be listed count as none: then only what the pod itself sends next finds its endpoint again.
+pub(crate) fn to(namespace: &Namespace, ranges: &[IpNet], ports: Option<(u16, u16)>) -> Vec<FlowKey> {
     let listed = namespace.run("connections", || {
         let mut flows = Vec::new();
         for (protocol, states) in [(protocol::TCP, TCP_STATES), (protocol::UDP, 1 << ESTABLISHED)] {
@@ -29,7 +29,8 @@ pub(crate) fn to(namespace: &Namespace, ranges: &[IpNet]) -> Vec<FlowKey> {
         tracing::info!(%error, "Cannot list the pod's connections: the next packet of each must be the pod's own");
         Vec::new()
     });
-    flows.retain(|flow| ranges.iter().any(|range| range.contains(&flow.remote)));
+    let has_port = |port: u16| ports.is_some_and(|(first, last)| (first..=last).contains(&port));
+    flows.retain(|flow| ranges.iter().any(|range| range.contains(&flow.remote)) || has_port(flow.remote_port));
     flows
 }
 
@@ -97,11 +98,11 @@ mod tests {
             let datagrams = UdpSocket::bind(at).unwrap();
             datagrams.connect(listener.local_addr().unwrap()).unwrap();
             let ends = (client.local_addr().unwrap(), client.peer_addr().unwrap());
-            let flows = to(&Namespace::Own, &[range.parse().unwrap()]);
+            let flows = to(&Namespace::Own, &[range.parse().unwrap()], None);
             assert!(is_listed(&flows, protocol::TCP, ends.0, ends.1), "{at}: {flows:?}");
             let ends = (datagrams.local_addr().unwrap(), datagrams.peer_addr().unwrap());
             assert!(is_listed(&flows, protocol::UDP, ends.0, ends.1), "{at}: {flows:?}");
-            let others = to(&Namespace::Own, &["10.96.0.0/12".parse().unwrap()]);
+            let others = to(&Namespace::Own, &["10.96.0.0/12".parse().unwrap()], None);
             assert!(!is_listed(&others, protocol::TCP, client.local_addr().unwrap(), client.peer_addr().unwrap()));
         }
     }

@@ -7,6 +7,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use nebula_cni_plugin::cluster_table::{self, Table};
 use nebula_cni_plugin::launch::{Capture, Clear};
 use nebula_core::capture::{Directory, Endpoint, Found, Service, Target, clear_tags, rendezvous};
@@ -17,17 +18,20 @@ use super::table_file::MappedTable;
 #[derive(Debug)]
 pub(crate) struct ClusterDirectory {
     spec: Arc<Capture>,
+    /// Networks that are reached through tunnels, some of which may be outside of what is captured.
+    overlay: Arc<[IpNet]>,
     table: Option<MappedTable>,
 }
 
 impl ClusterDirectory {
-    pub(crate) fn new(spec: Arc<Capture>, table: MappedTable) -> Self {
-        Self { spec, table: Some(table) }
+    /// Of a cluster of which nothing is known.
+    pub(crate) fn unknown(spec: Arc<Capture>, overlay: Arc<[IpNet]>) -> Self {
+        Self { spec, overlay, table: None }
     }
 
-    /// Of a cluster of which nothing is known.
-    pub(crate) fn unknown(spec: Arc<Capture>) -> Self {
-        Self { spec, table: None }
+    /// The next version, by another table.
+    pub(crate) fn with(&self, table: MappedTable) -> Self {
+        Self { spec: Arc::clone(&self.spec), overlay: Arc::clone(&self.overlay), table: Some(table) }
     }
 
     pub(crate) fn table(&self) -> Option<&MappedTable> {
@@ -44,6 +48,13 @@ impl ClusterDirectory {
 
     fn is_captured(&self, address: IpAddr) -> bool {
         self.spec.ranges.iter().chain(&self.spec.services).any(|range| range.contains(&address))
+    }
+
+    /// Whether a packet with this destination is here only because of its port.
+    fn is_for_port_alone(&self, Target { address, port, .. }: &Target) -> bool {
+        self.spec.node_ports.is_some_and(|(first, last)| (first..=last).contains(port))
+            && !self.is_captured(*address)
+            && !self.overlay.iter().any(|network| network.contains(address))
     }
 }
 
@@ -65,6 +76,10 @@ impl Directory for ClusterDirectory {
                 }
             }
             cluster_table::Found::NoEndpoint => Found::Refused,
+            // No Service has the port there. The rules on the node decide.
+            cluster_table::Found::Clear | cluster_table::Found::Unknown if self.is_for_port_alone(target) => {
+                Found::Clear
+            }
             cluster_table::Found::Clear => match self.spec.clear {
                 Clear::Allow => Found::Clear,
                 // It may be an answer, which the rules on the node know.
@@ -126,6 +141,18 @@ mod tests {
         builder.pod(address("10.244.1.1"), 11);
         builder.pod(address("fd00:244::1"), 12);
         builder.clear(address("10.244.1.2"));
+        builder.clear(address("192.0.2.1"));
+        builder.node(address("192.0.2.1"));
+        let endpoint = |is: &str| ServiceEndpoint {
+            address: address(is),
+            port: 8080,
+            state: EndpointState::Ready,
+            is_on_this_node: true,
+        };
+        let list = builder.endpoints([endpoint("10.244.1.1"), endpoint("10.244.1.2")]);
+        let at = address("10.96.0.1");
+        let port = ServicePort { address: at, port: 30_080, protocol: TCP, affinity: None, this_node_only: false };
+        builder.node_port(port, [(list, 8080)]);
         for (service, endpoint, protocol) in [
             ("10.96.0.1", "10.244.1.1", TCP),
             ("10.96.0.1", "10.244.1.1", SCTP),
@@ -146,13 +173,23 @@ mod tests {
         builder
     }
 
+    /// Some of it is outside of what is captured.
+    fn overlay() -> Arc<[IpNet]> {
+        Arc::new(["10.244.0.0/16", "10.99.0.0/16"].map(|network| network.parse().unwrap()))
+    }
+
+    fn of(mut spec: Capture, table: MappedTable) -> ClusterDirectory {
+        spec.node_ports = Some((30_000, 32_767));
+        ClusterDirectory::unknown(Arc::new(spec), overlay()).with(table)
+    }
+
     fn directory(change: impl FnOnce(&mut Capture)) -> (tempfile::TempDir, ClusterDirectory) {
         let folder = tempfile::tempdir().unwrap();
         write(&folder, &cluster().finish(5));
         let mut spec = spec(&folder);
         change(&mut spec);
         let table = TableFile::new(&spec.table).read_newer(None).unwrap();
-        (folder, ClusterDirectory::new(Arc::new(spec), table))
+        (folder, of(spec, table))
     }
 
     #[test]
@@ -174,6 +211,14 @@ mod tests {
             (target("10.96.0.1", 81, TCP), [Found::Refused; 2]),
             (target("10.96.0.1", 0, ICMP), [Found::Refused; 2]),
             (target("10.99.0.1", 80, TCP), [Found::Peer { incarnation: 0 }; 2]),
+            // What comes here because of its port: a port of a node, another one, and somebody's on the internet.
+            (
+                target("192.0.2.1", 30_080, TCP),
+                [Found::Service(Service { id: 0, ready: 1, clear: 0, affinity: None }); 2],
+            ),
+            (target("192.0.2.1", 30_081, TCP), [Found::Clear; 2]),
+            (target("198.51.100.1", 30_080, TCP), [Found::Clear; 2]),
+            (target("10.99.0.1", 30_080, TCP), [Found::Peer { incarnation: 0 }; 2]),
         ] {
             let found = [&plain, &strict].map(|directory| match directory.find(&to) {
                 Found::Service(service) => Found::Service(Service { id: 0, ..service }),
@@ -220,7 +265,7 @@ mod tests {
             let mut spec = spec(&folder);
             spec.clear = clear;
             let table = TableFile::new(&spec.table).read_newer(None).unwrap();
-            let directory = ClusterDirectory::new(Arc::new(spec), table);
+            let directory = of(spec, table);
             let Found::Service(service) = directory.find(&target("10.96.0.1", 80, TCP)) else { panic!("a Service") };
             let chosen: Vec<_> = (0..64).filter_map(|hash| directory.choose(&service, hash)).collect();
             let count = |is: &dyn Fn(u32) -> bool| chosen.iter().filter(|n| is(**n)).count();
@@ -233,7 +278,7 @@ mod tests {
     #[test]
     fn without_a_table_nothing_in_the_ranges_is_known() {
         let folder = tempfile::tempdir().unwrap();
-        let directory = ClusterDirectory::unknown(Arc::new(spec(&folder)));
+        let directory = ClusterDirectory::unknown(Arc::new(spec(&folder)), overlay());
         for to in ["10.244.1.1", "10.96.0.1", "fd00:244::1"] {
             assert_eq!(directory.find(&target(to, 80, TCP)), Found::Unknown);
             assert_eq!(directory.incarnation(address(to)), None);

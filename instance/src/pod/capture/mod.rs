@@ -15,9 +15,9 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use nebula_cni_plugin::launch::{self, LaunchSpec};
-use nebula_core::io::{Bypass, Options};
 use nebula_core::Config;
 use nebula_core::capture::OpenedBefore;
+use nebula_core::io::{Bypass, Options};
 
 use crate::linux::folder_watch::FolderWatch;
 use crate::linux::netns::Namespace;
@@ -48,9 +48,10 @@ pub struct TableReport {
 
 impl Capture {
     /// Opens the folder of the table and reads the table if there is one. Later nothing outside that folder can be opened.
-    pub(crate) fn open(spec: &launch::Capture) -> Self {
+    /// `overlay` are the networks that are reached through tunnels.
+    pub(crate) fn open(spec: &launch::Capture, overlay: &[IpNet]) -> Self {
         let spec = Arc::new(spec.clone());
-        let directory = Arc::new(ClusterDirectory::unknown(Arc::clone(&spec)));
+        let directory = Arc::new(ClusterDirectory::unknown(Arc::clone(&spec), overlay.into()));
         let mut capture = Self { file: TableFile::new(&spec.table), directory, spec };
         capture.refresh();
         if let TableReport { version: None, problem, .. } = capture.report() {
@@ -77,7 +78,7 @@ impl Capture {
     pub(crate) fn refresh(&mut self) -> Option<Arc<ClusterDirectory>> {
         let table = self.file.read_newer(self.directory.table_version())?;
         tracing::debug!(version = table.version(), counts = ?table.counts(), "Cluster table");
-        self.directory = Arc::new(ClusterDirectory::new(Arc::clone(&self.spec), table));
+        self.directory = Arc::new(self.directory.with(table));
         Some(self.directory())
     }
 
@@ -121,7 +122,8 @@ impl Equipment {
     /// CAP_NET_ADMIN.
     pub(crate) fn collect(spec: &LaunchSpec, namespace: &Namespace) -> Result<Self, Error> {
         let captured = spec.capture.iter().flat_map(|capture| capture.services.iter().chain(&capture.ranges).copied());
-        let opened_before = node_choice::of(connections::to(namespace, &captured.collect::<Vec<_>>()));
+        let node_ports = spec.capture.as_ref().and_then(|capture| capture.node_ports);
+        let opened_before = node_choice::of(connections::to(namespace, &captured.collect::<Vec<_>>(), node_ports));
         Ok(Self { bypass: bypass::open(spec, namespace)?, opened_before })
     }
 

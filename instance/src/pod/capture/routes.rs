@@ -1,7 +1,9 @@
 //! The routes of a captured pod that lead to its device.
 
-use ipnet::IpNet;
-use nebula_cni_plugin::launch::{LaunchSpec, ROUTE_TABLE};
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use nebula_cni_plugin::launch::{LaunchSpec, NODE_PORT_TABLE, ROUTE_TABLE};
 
 use crate::linux::rtnetlink::LinkRoute;
 
@@ -18,12 +20,20 @@ pub(crate) fn routes(spec: &LaunchSpec) -> Vec<LinkRoute> {
     }
     let source_of =
         |network: &IpNet| capture.sources.iter().copied().find(|own| own.is_ipv4() == network.addr().is_ipv4());
+    let everywhere: &[IpNet] = if capture.node_ports.is_some() { &EVERYWHERE } else { &[] };
+    let networks = networks.into_iter().map(|network| (network, ROUTE_TABLE));
+    let networks = networks.chain(everywhere.iter().map(|network| (*network, NODE_PORT_TABLE)));
     // A pod without an address of that family sends nothing there.
-    let routed = networks.into_iter().filter_map(|network| Some((network, source_of(&network)?)));
+    let routed = networks.filter_map(|(network, table)| Some((network, table, source_of(&network)?)));
     routed
-        .map(|(network, source)| LinkRoute { network, mtu: None, metric: 0, source: Some(source), table: ROUTE_TABLE })
+        .map(|(network, table, source)| LinkRoute { network, mtu: None, metric: 0, source: Some(source), table })
         .collect()
 }
+
+const EVERYWHERE: [IpNet; 2] = [
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0)),
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 0)),
+];
 
 #[cfg(test)]
 mod tests {
@@ -45,6 +55,14 @@ mod tests {
         let networks: Vec<_> = routes.iter().map(|route| route.network.to_string()).collect();
         assert_eq!(networks, ["10.244.0.0/16", "10.96.0.0/12", "10.99.0.0/16"]);
         assert!(routes.iter().all(|route| route.table == ROUTE_TABLE && route.source == Some([10, 244, 1, 7].into())));
+        let with_ports = |spec: &mut serde_json::Value| {
+            spec["overlay"] = serde_json::json!([]);
+            spec["capture"] = serde_json::json!({"ranges": ["10.244.0.0/16"], "sources": ["10.244.1.7"],
+                "node_ports": [30_000, 32_767], "table": "/run/nebula-cni/cluster/table"});
+        };
+        let routes = super::routes(&launch(with_ports).unwrap());
+        let last = routes.last().unwrap();
+        assert_eq!((routes.len(), last.network.to_string().as_str(), last.table), (2, "0.0.0.0/0", NODE_PORT_TABLE));
         assert_eq!(super::routes(&launch(|_| ()).unwrap()), []);
     }
 }

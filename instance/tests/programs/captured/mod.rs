@@ -11,11 +11,14 @@ mod traffic;
 mod wiretap;
 
 use std::io::ErrorKind;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use faults::{Fault, Faults};
-use town::{API, DB, ENDPOINTS, FAMILIES, OTHER_PLAIN, PLAIN, Pod, Primary, SOON, Town, WEB};
+use town::{
+    API, DB, ENDPOINTS, FAMILIES, Family, NODE_PORT, OTHER_PLAIN, PLAIN, PUBLIC_NODE_PORT, Pod, Primary, SOON, Town,
+    WEB,
+};
 use traffic::Speaker;
 use wiretap::{PUBLIC, SECRET};
 
@@ -93,11 +96,42 @@ fn where_clear_is_denied_accepted_clients_are_answered_all_the_same() {
 }
 
 /// Neither by TCP nor by UDP.
-fn nobody_answers(town: &Town, from: &str, target: std::net::SocketAddr) {
+fn nobody_answers(town: &Town, from: &str, target: SocketAddr) {
     let asked = town.try_converse(from, target).err();
     assert!(asked.is_some(), "{from} -> {target} by TCP");
     let asked = traffic::exchange_once(town.world().namespace_of(from), PUBLIC, target).err();
     assert!(asked.is_some(), "{from} -> {target} by UDP");
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn ports_of_nodes_and_load_balancers_lead_to_enrolled_pods_through_the_tunnel_and_to_others_as_before() {
+    for primary in [Primary::Bridge, Primary::Links] {
+        let town = Town::new(primary, |entry| {
+            entry["capture"]["loadBalancers"] = serde_json::json!(FAMILIES.map(Family::load_balancers));
+        });
+        let wires = town.wiretaps();
+        for family in FAMILIES {
+            let at = |node: u8, port: u16| SocketAddr::new(town.node_address(node, family), port);
+            let web = WEB.address(family);
+            for target in [at(1, NODE_PORT), at(2, NODE_PORT), family.balanced()] {
+                for _ in 0..4 {
+                    for answer in [town.converse(SECRET, "web", target), town.exchange(SECRET, "web", target)] {
+                        let by_endpoint = ENDPOINTS.iter().any(|pod| pod.name == answer.0);
+                        assert!(by_endpoint && answer.1 == web, "{primary:?} {target} is answered by {answer:?}");
+                    }
+                }
+            }
+            for target in [at(1, PUBLIC_NODE_PORT), at(2, PUBLIC_NODE_PORT)] {
+                assert_eq!(town.converse(PUBLIC, "web", target).0, "plain2", "{primary:?} {target}");
+                assert_eq!(town.exchange(PUBLIC, "web", target).0, "plain2", "{primary:?} {target}");
+            }
+            // No Service has this port: the node itself answers.
+            let refused = town.try_converse("web", at(1, NODE_PORT + 1)).expect_err("nobody listens");
+            assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "{primary:?}");
+        }
+        wires.heard_nothing_in_clear();
+    }
 }
 
 fn everybody_is_reached(town: &Town) {

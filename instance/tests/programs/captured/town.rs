@@ -67,6 +67,23 @@ impl Family {
         SocketAddr::new(address, 80)
     }
 
+    /// The load balancer of [`Family::service`].
+    pub(super) fn balanced(self) -> SocketAddr {
+        let address = match self {
+            Self::V4 => IpAddr::from([198, 51, 100, 10]),
+            Self::V6 => IpAddr::from([0xfd00, 0x1b, 0, 0, 0, 0, 0, 0x10]),
+        };
+        SocketAddr::new(address, 80)
+    }
+
+    /// Where load balancers have addresses.
+    pub(super) fn load_balancers(self) -> &'static str {
+        match self {
+            Self::V4 => "198.51.100.0/24",
+            Self::V6 => "fd00:1b::/64",
+        }
+    }
+
     /// A Service whose endpoint is not enrolled.
     pub(super) fn public_service(self) -> SocketAddr {
         let address = match self {
@@ -208,9 +225,16 @@ impl Town {
                  {service} numgen inc mod 2 0 {}
                  {service} {}
                  {public} {}
+                 fib daddr type local meta l4proto {{ tcp, udp }} th dport {NODE_PORT} meta mark set 0x4000 {}
+                 fib daddr type local meta l4proto {{ tcp, udp }} th dport {PUBLIC_NODE_PORT} meta mark set 0x4000 {}
+                 }}
+                 chain postrouting {{ type nat hook postrouting priority srcnat
+                 meta mark 0x4000 masquerade
                  }}\n }}\n",
                 to(DB),
                 to(API),
+                to(OTHER_PLAIN),
+                to(DB),
                 to(OTHER_PLAIN)
             );
         }
@@ -238,8 +262,27 @@ impl Town {
             }
             service(&mut builder, family.service(), endpoints, family);
             service(&mut builder, family.public_service(), &[OTHER_PLAIN], family);
+            for number in [1, 2] {
+                let node = self.node_address(number, family);
+                builder.node(node);
+                builder.clear(node);
+            }
+            for (at, port, endpoints) in
+                [(family.service(), NODE_PORT, endpoints), (family.public_service(), PUBLIC_NODE_PORT, &[OTHER_PLAIN])]
+            {
+                outer_ports(&mut builder, (at, port, family.balanced()), endpoints, family);
+            }
+            builder.clear_prefix(family.load_balancers().parse().expect("a range"));
         }
         self.publish(builder);
+    }
+
+    /// The address of a node on the network between the nodes.
+    pub(super) fn node_address(&self, number: u8, family: Family) -> IpAddr {
+        match family {
+            Family::V4 => self.world().underlay(&format!("n{number}")).parse().expect("an address"),
+            Family::V6 => IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, number.into()]),
+        }
     }
 
     /// Writes a table that knows these enrolled pods and nobody else.
@@ -458,6 +501,33 @@ fn node(cluster: &mut Cluster, number: u16, primary: Primary, change: impl Fn(&m
     change(entry);
     node
 }
+
+/// Adds a port of all nodes and a load balancer for TCP and UDP.
+fn outer_ports(
+    builder: &mut Builder,
+    (at, port, balanced): (SocketAddr, u16, SocketAddr),
+    endpoints: &[Pod],
+    family: Family,
+) {
+    let endpoint = |pod: &Pod| ServiceEndpoint {
+        address: pod.address(family),
+        port: PORT,
+        state: EndpointState::Ready,
+        is_on_this_node: false,
+    };
+    let list = builder.endpoints(endpoints.iter().map(endpoint));
+    for protocol in [6, 17] {
+        let own = ServicePort { address: at.ip(), port, protocol, affinity: None, this_node_only: false };
+        builder.node_port(own, [(list, PORT)]);
+        if port == NODE_PORT {
+            builder.outer_port(ServicePort { address: balanced.ip(), port: balanced.port(), ..own }, [(list, PORT)]);
+        }
+    }
+}
+
+/// Ports of all nodes for [`Family::service`] and [`Family::public_service`].
+pub(super) const NODE_PORT: u16 = 30_080;
+pub(super) const PUBLIC_NODE_PORT: u16 = 30_053;
 
 /// Adds a Service for TCP, UDP and SCTP.
 fn service(builder: &mut Builder, at: SocketAddr, endpoints: &[Pod], family: Family) {
