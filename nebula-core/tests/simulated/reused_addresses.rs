@@ -64,7 +64,7 @@ fn nothing_of_a_flow_from_a_tunnel_follows_an_address_that_is_reused_a_thousand_
             assert_eq!(net.send_packet(a, packet), GONE, "round {round}");
         }
         // The pod is told at once.
-        let [.., reset, unreachable] = &net.packets(a)[..] else { panic!("they are answered") };
+        let [.., reset, unreachable] = net.packets(a) else { panic!("they are answered") };
         let (from, _, protocol, body) = packets::read(reset);
         assert_eq!((from, protocol, body[13] & packets::RST), (to, packets::TCP, packets::RST));
         assert_eq!(packets::read(unreachable).2, if v6 { packets::ICMPV6 } else { packets::ICMP });
