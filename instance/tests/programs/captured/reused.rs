@@ -12,7 +12,7 @@ use crate::world::chaos::number;
 #[test]
 #[ignore = "needs root, network namespaces and a release build; prints figures"]
 fn what_was_for_an_enrolled_pod_does_not_go_to_the_next_one_with_its_address() {
-    let rounds = number("CAPTURE_REUSES", 1000);
+    let rounds = number("CAPTURE_REUSES", 100);
     let mut town = Town::new(Primary::Links, |_| ());
     let wires = town.wiretaps();
     let (mut refused, mut reset) = (0, 0);
