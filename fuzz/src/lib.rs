@@ -181,8 +181,8 @@ fn path_probe(data: &[u8]) {
         let echoed = reply.expect("Go Nebula returns the request");
         assert_eq!((echoed.by, echoed.number), (Answerer::Echoes, probe.number));
     } else if let Some(reply) = reply {
-        let probe = PathProbe { number: reply.number, in_use: false };
-        same(&probe.reply(reply.by == Answerer::Leads));
+        let probe = PathProbe { number: reply.number, in_use: false, span: u16::from(reply.missing.is_some()) };
+        same(&probe.reply(reply.by == Answerer::Leads, reply.missing.unwrap_or_default()));
     }
     let is_measurement = [MessageType::TestRequest, MessageType::TestReply].map(|kind| only_measures(kind, data));
     assert_eq!(is_measurement[0], probe.is_some_and(|probe| !probe.in_use));

@@ -409,11 +409,14 @@ impl Node {
         match kind {
             MessageType::Lighthouse => self.handle_lighthouse_message(now, &tunnel, body),
             MessageType::TestRequest => {
+                self.tunnels.note_test(index);
                 if Challenge::is_in(body) {
                     self.paths(now).note_challenge(&tunnel, from);
                 }
                 let probe = PathProbe::read(body);
                 if probe.is_some_and(|probe| self.paths(now).answer_probe(&tunnel, from, probe)) {
+                    let load = probe.and_then(|probe| self.paths(now).load_before(&tunnel, from, probe));
+                    self.note_carried(now, &tunnel, load);
                     self.note_gateway_by(&tunnel, from);
                 } else {
                     self.paths(now).answer_test(&tunnel, from, body);
@@ -433,7 +436,8 @@ impl Node {
                 match PathReply::read(body) {
                     reply if self.note_relay_answer(now, &tunnel, from, reply) => {}
                     Some(reply) => {
-                        self.paths(now).handle_measured(&tunnel, from, reply);
+                        let load = self.paths(now).handle_measured(&tunnel, from, reply);
+                        self.note_carried(now, &tunnel, load);
                         self.note_gateway_by(&tunnel, from);
                     }
                     None => {

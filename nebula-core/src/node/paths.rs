@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 use super::Node;
 use super::hops::Hops;
 use super::outbox::{Outbox, seal};
+use super::path_choice::Way;
 use super::path_mtu::Probe;
 use super::timer::{Due, Timer};
 use super::tunnels::Tunnels;
 use super::validation::Validations;
 use crate::hole_punch::KEEPALIVE;
-use crate::index::LocalIndex;
+use crate::index::{LocalIndex, RelayIndex};
 use crate::relay::Entry;
 use crate::tunnel::liveness::Liveness;
 use crate::tunnel::{Traffic, Tunnel};
@@ -113,10 +114,8 @@ impl Paths<'_> {
             _ if !self.may_answer(tunnel, from, body.len()) => {}
             Origin::Direct(_) | Origin::Relayed { .. } => {
                 // A peer tests another relay when the present one seems dead, so switch to that relay.
-                if let Origin::Relayed { hop, .. } = from
-                    && let Some(hop) = self.hops.entries.get(hop).and_then(Entry::hop)
-                {
-                    tunnel.set_hop(Some(hop));
+                if let Origin::Relayed { hop, .. } = from {
+                    self.follow_relay(tunnel, hop);
                 }
                 if let Some(reply) = seal(tunnel, MessageType::TestReply, body) {
                     self.outbox.answer(self.hops, from, reply);
@@ -127,11 +126,12 @@ impl Paths<'_> {
 
     /// Handles a test reply. One that was relayed shows that this relay works in both directions.
     pub(super) fn handle_test_reply(&mut self, tunnel: &Tunnel, from: Origin) {
-        let Some(live) = self.tunnels.get(tunnel.local_index) else { return };
+        let Some(live) = self.tunnels.get_mut(tunnel.local_index) else { return };
         match from {
             Origin::Relayed { hop, .. } if live.liveness.is_awaiting() => {
-                if let Some(hop) = self.hops.entries.get(hop).and_then(Entry::hop) {
-                    tunnel.set_hop(Some(hop));
+                // Where several relays work, the tunnel would go to and fro between them.
+                if !std::mem::replace(&mut live.is_answered, true) {
+                    self.follow_relay(tunnel, hop);
                 }
                 // The direct reply may come a little later; if there is none, the relay takes over. A relay may end, which a
                 // peer that sends nothing of its own does not show: the next check does not wait as for a silent peer.
@@ -142,6 +142,16 @@ impl Paths<'_> {
                 self.timer.set_on_grid(Due::Tunnel(tunnel.local_index), self.now + wait);
             }
             Origin::Direct(_) | Origin::Relayed { .. } => {}
+        }
+    }
+
+    /// Sends by the relay that the peer was heard through from now on, unless measurements speak against it.
+    fn follow_relay(&self, tunnel: &Tunnel, hop: RelayIndex) {
+        let Some(hop) = self.hops.entries.get(hop).and_then(Entry::hop) else { return };
+        let choice = self.tunnels.get(tunnel.local_index).and_then(|live| live.choice.as_ref());
+        let is_relayed = tunnel.endpoint().is_none();
+        if choice.is_none_or(|choice| !is_relayed || choice.may_follow(self.now, Way::Relayed(hop))) {
+            tunnel.set_hop(Some(hop));
         }
     }
 

@@ -10,14 +10,14 @@ use nebula_cert::{Fingerprint, UnixTime, Version};
 
 use super::incarnations::Incarnations;
 use super::path_choice::Choice;
-use super::path_mtu::Search;
+use super::path_mtu::{Openings, Search};
 use super::relayed::Relayed;
 use crate::config::Timers;
 use crate::index::{LocalIndex, RemoteIndex};
 use crate::relay::RateLimit;
 use crate::tunnel::liveness::{Decision, Facts, Liveness};
 use crate::tunnel::{Traffic, Tunnel, TunnelTable};
-use crate::{Config, Origin, PacketOwned};
+use crate::{Config, Origin};
 
 /// A live tunnel with its control state.
 #[derive(Debug)]
@@ -58,6 +58,8 @@ pub(super) struct Live {
     pub(super) path_mtu: Search,
     /// Answers to tests since the last traffic check.
     pub(super) answers: u64,
+    /// A test by every path, since then, was answered: the first answer shows the path to use.
+    pub(super) is_answered: bool,
     /// Highest counter received at the last traffic check.
     pub(super) heard_to: u64,
     /// Which path is best, if there are several and the tunnel is in use.
@@ -65,7 +67,7 @@ pub(super) struct Live {
     /// What was tried while it was relayed and in use.
     pub(super) relayed: Option<Box<Relayed>>,
     /// Packets that open connections, and wait until that is known.
-    pub(super) openings: Vec<PacketOwned>,
+    pub(super) openings: Openings,
 }
 
 impl Live {
@@ -92,10 +94,11 @@ impl Live {
             // What this node waited for after it answered.
             path_mtu: Search::new(now, took.unwrap_or_else(|| now.saturating_duration_since(since))),
             answers: 0,
+            is_answered: false,
             heard_to: 0,
             choice: None,
             relayed: None,
-            openings: Vec::new(),
+            openings: Openings::default(),
         }
     }
 
@@ -121,7 +124,7 @@ impl Live {
         // An answer to a test shows that the peer is alive, but not that it sends packets by this tunnel.
         let highest = tunnel.session.replay.highest();
         let peer_uses_it = highest.saturating_sub(self.heard_to) > self.answers;
-        (self.heard_to, self.answers) = (highest, 0);
+        (self.heard_to, self.answers, self.is_answered) = (highest, 0, false);
         let own = config.identity.networks().first().map(ipnet::IpNet::addr);
         let certificate = config.identity.certificate(tunnel.own_version);
         let certificate_in_use = certificate.is_none_or(|current| current.fingerprint() == self.own_certificate);
@@ -301,6 +304,14 @@ impl Tunnels {
     pub(super) fn note_answer(&mut self, index: LocalIndex) {
         if let Some(live) = self.live.get_mut(&index) {
             live.answers += 1;
+            live.path_mtu.note_test();
+        }
+    }
+
+    /// The peer sent a test in this tunnel.
+    pub(super) fn note_test(&mut self, index: LocalIndex) {
+        if let Some(live) = self.live.get_mut(&index) {
+            live.path_mtu.note_test();
         }
     }
 

@@ -258,7 +258,7 @@ impl Paths<'_> {
             live.tunnel.set_trial(None);
             live.distrusted_until = self.now + DISTRUSTED_FOR;
             if self.forwarder.carrier(&live.tunnel).is_none() {
-                lost += std::mem::take(&mut live.openings).len();
+                lost += live.openings.take().len();
             }
         }
         self.outbox.counters().drop_many(Direction::Outbound, DropReason::NoEndpoint, lost as u64);

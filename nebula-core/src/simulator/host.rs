@@ -25,6 +25,8 @@ pub(super) struct Host {
     pub(super) is_old_go: bool,
     /// The source that it writes into its datagrams, if that is not its own.
     pub(super) forges: Option<SocketAddr>,
+    /// As a relay, it drops the data of others, and passes on what it takes for a test.
+    pub(super) drops_carried: bool,
     pub(super) is_up: bool,
     pub(super) engine: Engine,
     /// Configuration for the next start.
@@ -58,6 +60,7 @@ impl Host {
             nat,
             is_old_go: false,
             forges: None,
+            drops_carried: false,
             is_up: true,
             engine,
             config,

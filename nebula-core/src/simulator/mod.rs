@@ -47,6 +47,7 @@ use self::nat::Nat;
 use self::packet::Contents;
 use crate::firewall::Rule;
 use crate::lighthouse::LocalAddress;
+use crate::wire::header::{HEADER_LEN, Header, MessageType};
 use crate::{Config, Event, Node, Seed, TableSizes, TunnelStatus, Verdict, WallClock};
 
 /// A host of a [`SimNet`].
@@ -286,6 +287,11 @@ impl SimNet {
     pub fn forge(&mut self, host: HostId, source: Option<&str>) {
         let source = source.map(|source| source.parse().expect("an endpoint"));
         self.hosts.change(host, |host| host.forges = source);
+    }
+
+    /// As a relay, has a host drop the data that it is given for others, and pass on tests and handshakes.
+    pub fn drop_carried(&mut self, host: HostId, on: bool) {
+        self.hosts.change(host, |host| host.drops_carried = on);
     }
 
     /// Makes the NAT forget its mappings; later datagrams get new ports.
@@ -579,7 +585,8 @@ impl SimNet {
             };
             let datagram = InFlight { from, to: transmit.to, datagram: transmit.datagram };
             let receiver = self.locate(&datagram).map(|(host, _)| host);
-            let blocked = receiver.is_some_and(|receiver| self.cut.contains(&(sender, receiver)));
+            let is_cut = receiver.is_some_and(|receiver| self.cut.contains(&(sender, receiver)));
+            let blocked = is_cut || self.hosts[sender].drops_carried && carries_data(&datagram.datagram);
             let between = || receiver.and_then(|receiver| self.links.get(&(sender, receiver)));
             let link = self.paths.get(&(from, datagram.to)).or_else(between).copied().unwrap_or(self.link);
             let arrivals = match blocked {
@@ -658,6 +665,14 @@ impl SimNet {
         self.rng.fill_bytes(&mut seed);
         Seed::predictable(seed)
     }
+}
+
+/// Whether a relay passes on somebody's data with this datagram, as the relay itself can tell.
+fn carries_data(datagram: &[u8]) -> bool {
+    let is = |at: usize, kind| {
+        datagram.get(at..).and_then(|rest| Header::parse(rest).ok()).is_some_and(|header| header.kind == kind)
+    };
+    is(0, MessageType::Relay) && is(HEADER_LEN, MessageType::Data)
 }
 
 /// Endpoint of the n-th host behind a NAT.

@@ -209,6 +209,11 @@ impl Tunnel {
         }
     }
 
+    /// Whether something was sent since the last call of [`Tunnel::take_traffic`].
+    pub(crate) fn was_sent_to(&self) -> bool {
+        self.sent.load(Ordering::Relaxed)
+    }
+
     /// Whether the peer was heard since the last call of [`Tunnel::take_traffic`].
     #[must_use]
     pub(crate) fn was_heard(&self) -> bool {

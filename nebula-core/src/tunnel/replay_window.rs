@@ -129,6 +129,21 @@ impl ReplayWindow {
         if too_old >= BLOCK { 0 } else { u32::MAX << too_old & !seen(lap, word) }
     }
 
+    /// How many of the `span` counters below the highest have not come, as far as the window tells: it knows no older ones.
+    #[must_use]
+    pub(crate) fn missing(&self, span: u64) -> u64 {
+        let highest = self.highest();
+        let first = highest.saturating_sub(span).max(self.lowest());
+        let missing = (first / BLOCK..=highest / BLOCK).map(|block| {
+            let start = block * BLOCK;
+            let above = if highest - start >= BLOCK { u32::MAX } else { bit(highest) - 1 };
+            let below = u32::MAX << first.saturating_sub(start);
+            let (word, lap) = self.place(block);
+            (self.unseen(block, lap, word.load(Ordering::Acquire)) & above & below).count_ones()
+        });
+        missing.map(u64::from).sum()
+    }
+
     /// Lowest counter in the window.
     fn lowest(&self) -> u64 {
         self.highest.load(Ordering::Relaxed).saturating_sub(Self::LEN - 1)
@@ -298,6 +313,17 @@ mod tests {
         // Three laps further: the two between, of one block.
         assert_eq!(commit(4 * ring), 2 * BLOCK);
         assert!(window.is_too_old(4 * ring - LEN) && !window.is_too_old(4 * ring - LEN + 1));
+    }
+
+    #[test]
+    fn what_is_missing_below_the_highest_is_counted_and_nothing_older_than_the_window() {
+        let window = ReplayWindow::new();
+        for counter in (3..1000).filter(|counter| counter % 4 != 0) {
+            window.commit(counter);
+        }
+        assert_eq!((window.missing(100), window.missing(4), window.missing(0)), (25, 1, 0));
+        window.commit(1_000_000);
+        assert_eq!(window.missing(u64::MAX), LEN - 1);
     }
 
     #[test]

@@ -70,7 +70,7 @@ mod tests {
         assert_eq!(ChallengeReply::read(&body), Some(ChallengeReply::Returned(challenge)));
         let garbled = [0x14, 1, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0];
         assert_eq!(ChallengeReply::read(&garbled), Some(ChallengeReply::Garbled));
-        for other in [&b""[..], b"here", &[0; 16], &PathProbe { number: 1, in_use: true }.request()] {
+        for other in [&b""[..], b"here", &[0; 16], &PathProbe { number: 1, in_use: true, span: 0 }.request()[..]] {
             assert_eq!((ChallengeReply::read(other), Challenge::is_in(other)), (None, false));
         }
         assert_eq!((PathProbe::read(&body), PathReply::read(&body)), (None, None));

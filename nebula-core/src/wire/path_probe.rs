@@ -14,6 +14,9 @@ pub struct PathProbe {
     pub number: u32,
     /// The sender uses this path, so the receiver follows it there. All others leave the tunnel where it is.
     pub in_use: bool,
+    /// Of so many counters of the tunnel before this one, the sender wants to know how many did not arrive; 0: it does not. Go
+    /// Nebula and earlier versions do not read it.
+    pub span: u16,
 }
 
 /// The reply to a [`PathProbe`].
@@ -23,6 +26,8 @@ pub struct PathReply {
     pub number: u32,
     /// Who answered.
     pub by: Answerer,
+    /// How many counters of the probe's span did not arrive; `None` if the peer does not tell.
+    pub missing: Option<u16>,
 }
 
 /// A peer, by how it answers a [`PathProbe`].
@@ -39,21 +44,22 @@ pub enum Answerer {
 impl PathProbe {
     /// The body of the request.
     #[must_use]
-    pub fn request(self) -> [u8; LEN] {
-        body(REQUEST, u8::from(self.in_use), self.number)
+    pub fn request(self) -> Vec<u8> {
+        body(REQUEST, u8::from(self.in_use), self.number, Some(self.span).filter(|span| *span > 0))
     }
 
-    /// The body of the reply. `leads`: see [`Answerer::Leads`].
+    /// The body of the reply, which is no longer than the request. `leads`: see [`Answerer::Leads`]. `missing`: see
+    /// [`PathReply::missing`].
     #[must_use]
-    pub fn reply(self, leads: bool) -> [u8; LEN] {
-        body(REPLY, u8::from(leads), self.number)
+    pub fn reply(self, leads: bool, missing: u16) -> Vec<u8> {
+        body(REPLY, u8::from(leads), self.number, Some(missing).filter(|_| self.span > 0))
     }
 
     /// Reads the body of a request; `None` if it is something else.
     #[must_use]
     pub fn read(body: &[u8]) -> Option<Self> {
-        let (flag, number) = parts(body.strip_prefix(REQUEST)?)?;
-        Some(Self { number, in_use: flag })
+        let (flag, number, span) = parts(body.strip_prefix(REQUEST)?)?;
+        Some(Self { number, in_use: flag, span: span.unwrap_or(0) })
     }
 }
 
@@ -62,10 +68,10 @@ impl PathReply {
     #[must_use]
     pub fn read(body: &[u8]) -> Option<Self> {
         if let Some(PathProbe { number, .. }) = PathProbe::read(body) {
-            return Some(Self { number, by: Answerer::Echoes });
+            return Some(Self { number, by: Answerer::Echoes, missing: None });
         }
-        let (leads, number) = parts(body.strip_prefix(REPLY)?)?;
-        Some(Self { number, by: if leads { Answerer::Leads } else { Answerer::Follows } })
+        let (leads, number, missing) = parts(body.strip_prefix(REPLY)?)?;
+        Some(Self { number, by: if leads { Answerer::Leads } else { Answerer::Follows }, missing })
     }
 }
 
@@ -81,19 +87,21 @@ pub fn only_measures(kind: MessageType, body: &[u8]) -> bool {
     }
 }
 
-fn body(mark: &[u8; 4], flag: u8, number: u32) -> [u8; LEN] {
-    let [a, b, c, d] = *mark;
-    let [e, f, g, h] = number.to_be_bytes();
-    [a, b, c, d, flag, e, f, g, h]
+fn body(mark: &[u8; 4], flag: u8, number: u32, more: Option<u16>) -> Vec<u8> {
+    let mut body = mark.to_vec();
+    body.push(flag);
+    body.extend(number.to_be_bytes());
+    body.extend(more.iter().flat_map(|more| more.to_be_bytes()));
+    body
 }
 
-/// The flag and the number. Later versions may append something.
-fn parts(rest: &[u8]) -> Option<(bool, u32)> {
+/// The flag, the number, and the number of counters if it is there. Later versions may append something.
+fn parts(rest: &[u8]) -> Option<(bool, u32, Option<u16>)> {
     let (&flag, rest) = rest.split_first()?;
-    Some((flag & 1 == 1, u32::from_be_bytes(*rest.first_chunk()?)))
+    let (number, rest) = rest.split_first_chunk()?;
+    Some((flag & 1 == 1, u32::from_be_bytes(*number), rest.first_chunk().map(|more| u16::from_be_bytes(*more))))
 }
 
-const LEN: usize = 9;
 const REQUEST: &[u8; 4] = b"path";
 const REPLY: &[u8; 4] = b"PATH";
 
@@ -103,15 +111,25 @@ mod tests {
 
     #[test]
     fn a_reply_tells_who_answered() {
-        let probe = PathProbe { number: 0xdead_beef, in_use: false };
+        let probe = PathProbe { number: 0xdead_beef, in_use: false, span: 0 };
         assert_eq!(PathProbe::read(&probe.request()), Some(probe));
         for (body, by) in [
-            (probe.reply(false), Answerer::Follows),
-            (probe.reply(true), Answerer::Leads),
+            (probe.reply(false, 7), Answerer::Follows),
+            (probe.reply(true, 7), Answerer::Leads),
             (probe.request(), Answerer::Echoes),
         ] {
-            assert_eq!(PathReply::read(&body), Some(PathReply { number: probe.number, by }));
+            assert_eq!(PathReply::read(&body), Some(PathReply { number: probe.number, by, missing: None }));
         }
+    }
+
+    #[test]
+    fn who_asks_is_told_how_much_did_not_arrive_and_an_answer_is_as_long_as_the_question() {
+        let probe = PathProbe { number: 7, in_use: true, span: 300 };
+        assert_eq!(PathProbe::read(&probe.request()), Some(probe));
+        let reply = probe.reply(false, 150);
+        assert_eq!(PathReply::read(&reply).and_then(|reply| reply.missing), Some(150));
+        assert_eq!(reply.len(), probe.request().len());
+        assert_eq!(PathReply::read(&probe.request()).and_then(|echo| echo.missing), None);
     }
 
     #[test]
@@ -124,10 +142,10 @@ mod tests {
 
     #[test]
     fn a_tunnel_stays_where_it_is_only_for_what_measures() {
-        let probe = PathProbe { number: 1, in_use: false };
+        let probe = PathProbe { number: 1, in_use: false, span: 0 };
         let used = PathProbe { in_use: true, ..probe };
         assert!(only_measures(MessageType::TestRequest, &probe.request()));
-        assert!(only_measures(MessageType::TestReply, &used.reply(false)));
+        assert!(only_measures(MessageType::TestReply, &used.reply(false, 0)));
         assert!(!only_measures(MessageType::TestRequest, &used.request()));
         assert!(!only_measures(MessageType::TestReply, &probe.request()), "Go Nebula moves the tunnel by its echo");
         assert!(!only_measures(MessageType::Data, &probe.request()));

@@ -28,15 +28,15 @@ fn host_spec(name: &str, lighthouse: HostId) -> HostSpec {
 }
 
 /// A lighthouse, relays, and hosts that cannot reach each other directly.
-struct Grouped {
-    net: SimNet,
+pub(crate) struct Grouped {
+    pub(crate) net: SimNet,
     lighthouse: HostId,
-    relays: Vec<HostId>,
-    hosts: Vec<HostId>,
+    pub(crate) relays: Vec<HostId>,
+    pub(crate) hosts: Vec<HostId>,
 }
 
 impl Grouped {
-    fn new(seed: u64, relays: usize, hosts: usize) -> Self {
+    pub(crate) fn new(seed: u64, relays: usize, hosts: usize) -> Self {
         let mut net = SimNet::new(seed);
         let lighthouse = net.add(lighthouse_spec());
         let relays: Vec<_> = (0..relays).map(|n| net.add(relay_spec(&format!("r{n}"), lighthouse))).collect();
@@ -48,7 +48,7 @@ impl Grouped {
         Self { net, lighthouse, relays, hosts }
     }
 
-    fn offered(&mut self, host: HostId) -> Vec<OfferedRelay> {
+    pub(crate) fn offered(&mut self, host: HostId) -> Vec<OfferedRelay> {
         self.net.control(host, |node, _| node.offered_relays())
     }
 
@@ -59,13 +59,13 @@ impl Grouped {
         all.into_iter().filter(|relay| chosen.contains(&self.net.overlay(*relay))).collect()
     }
 
-    fn of(&mut self, host: HostId, relay: HostId) -> OfferedRelay {
+    pub(crate) fn of(&mut self, host: HostId, relay: HostId) -> OfferedRelay {
         let address = self.net.overlay(relay);
         self.offered(host).into_iter().find(|it| it.relay == address).expect("it was offered")
     }
 
     /// The relays that the lighthouse knows of a host.
-    fn reported(&mut self, host: HostId) -> Vec<IpAddr> {
+    pub(crate) fn reported(&mut self, host: HostId) -> Vec<IpAddr> {
         let address = self.net.overlay(host);
         let report = self.net.control(self.lighthouse, |node, _| node.whereabouts(address).reported);
         report.map(|report| report.relays).unwrap_or_default()
@@ -81,7 +81,7 @@ fn link(milliseconds: u64, loss: u32) -> Link {
 }
 
 /// The relay through which `host` reaches `peer`; `None` if it reaches it directly.
-fn relay_of(net: &SimNet, host: HostId, peer: HostId) -> Option<IpAddr> {
+pub(crate) fn relay_of(net: &SimNet, host: HostId, peer: HostId) -> Option<IpAddr> {
     let tunnel = net.tunnels_to(host, peer).into_iter().find(|tunnel| tunnel.primary)?;
     if tunnel.endpoint.is_some() { None } else { tunnel.relay }
 }

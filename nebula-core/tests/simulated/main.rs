@@ -45,6 +45,7 @@ mod recv_error;
 mod reject;
 mod rekey;
 mod relay;
+mod relay_drops;
 mod relay_hostile;
 mod reload;
 mod restart;

@@ -141,7 +141,7 @@ fn connections_that_are_opened_before_the_path_is_known_wait_for_it() {
     let round_trip = Duration::from_millis(10);
     for (seed, path, size, within) in [(17, 1500, 1260, 3 * round_trip), (18, 1200, 1100, SECOND / 2)] {
         let (mut net, a, b) = hosts(seed, 1300, path);
-        for port in 1..=20 {
+        for port in 1..=64 {
             let packet = opening(&net, a, b, port);
             let _verdict = net.send_packet(a, &packet);
             net.run_for(Duration::from_micros(10));
@@ -149,11 +149,11 @@ fn connections_that_are_opened_before_the_path_is_known_wait_for_it() {
         net.run_for(round_trip);
         let fast = Duration::from_millis(1);
         net.run_for(within + fast);
-        assert_eq!(announced(&net, b), [size; 16], "no more than 16 wait");
-        let packet = opening(&net, a, b, 21);
+        assert_eq!(announced(&net, b), [size; 64], "an ordinary burst fits");
+        let packet = opening(&net, a, b, 65);
         assert_eq!(net.send_packet(a, &packet), Verdict::Transmit);
         net.run_for(SECOND);
-        assert_eq!(announced(&net, b), [size; 17]);
+        assert_eq!(announced(&net, b), [size; 65]);
     }
 }
 
@@ -234,6 +234,56 @@ fn a_connection_that_stalls_on_a_path_that_shrank_goes_on_within_fifteen_seconds
         }
     }
     assert_eq!(mtu(&net, a, b), Some(1220), "after {waited:?}");
+}
+
+/// A sender that repeats the large packet with which it began, at the pauses of TCP. Returns when it is told to send less.
+fn repeats(net: &mut SimNet, from: HostId, to: HostId, mut meanwhile: impl FnMut(&mut SimNet)) -> Duration {
+    let (start, mut pause) = (net.elapsed(), Duration::from_millis(200));
+    for _ in 0..10 {
+        let _verdict = send(net, from, to, 1300);
+    }
+    while net.elapsed() < start + 60 * SECOND {
+        let next = net.elapsed() + pause;
+        while net.elapsed() < next {
+            meanwhile(net);
+            net.run_for(SECOND / 10);
+        }
+        pause *= 2;
+        if send(net, from, to, 1300) == Verdict::Drop(DropReason::TooBig) {
+            return net.elapsed() - start;
+        }
+    }
+    panic!("nobody tells the sender")
+}
+
+#[test]
+fn a_download_that_begins_on_a_path_that_shrank_goes_on_within_seven_seconds() {
+    let nothing = |_: &mut SimNet| {};
+    for (seed, idle) in [(31, 0), (32, 3), (33, 60), (34, 3600)] {
+        let (mut net, a, b) = hosts(seed, 1300, 1500);
+        net.ping(a, b).until_delivered();
+        talk(&mut net, b, a, 5 * SECOND, 2);
+        net.run_for(idle * SECOND);
+        net.set_link(Link::carrying(1280));
+        // The request.
+        let _verdict = send(&mut net, b, a, 100);
+        net.run_for(SECOND / 100);
+        let told = repeats(&mut net, a, b, nothing);
+        assert!(told <= 7 * SECOND, "after {told:?}, idle for {idle} s");
+        assert_eq!(mtu(&net, a, b), Some(1220));
+    }
+}
+
+#[test]
+fn a_download_goes_on_within_half_a_minute_where_other_packets_in_the_tunnel_are_answered() {
+    let (mut net, a, b) = hosts(35, 1300, 1500);
+    net.ping(a, b).until_delivered();
+    talk(&mut net, a, b, 20 * SECOND, 2);
+    net.set_link(Link::carrying(1280));
+    let told = repeats(&mut net, a, b, |net| {
+        let _verdict = (send(net, a, b, 100), send(net, b, a, 100));
+    });
+    assert!(told <= 26 * SECOND, "after {told:?}");
 }
 
 #[test]

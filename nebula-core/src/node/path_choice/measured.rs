@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::carrying::{Carrying, Load};
 use super::{Candidate, PathReason, Way};
 use crate::node::samples::{Samples, worth_a_change};
 
@@ -24,6 +25,7 @@ pub(in crate::node) struct Measured {
     answered_at: Option<Instant>,
     /// How often it was left because it proved unreliable, and when it last was.
     falls: (u32, Option<Instant>),
+    carrying: Carrying,
 }
 
 impl Measured {
@@ -40,6 +42,7 @@ impl Measured {
             has_answered: false,
             answered_at: None,
             falls: (0, None),
+            carrying: Carrying::default(),
         }
     }
 
@@ -107,6 +110,16 @@ impl Measured {
         if self.falls.1.is_some_and(|at| now >= at + FORGIVEN_AFTER) {
             self.falls = (0, None);
         }
+    }
+
+    /// The peer told what became of datagrams that were sent by this path.
+    pub(super) fn note_load(&mut self, now: Instant, load: Load) {
+        self.carrying.note(now, load);
+    }
+
+    /// It answers probes and drops everything else, or did so lately.
+    pub(super) fn is_distrusted(&self, now: Instant) -> bool {
+        self.carrying.is_distrusted(now)
     }
 
     /// Whether there was an outcome since the last call.

@@ -5,6 +5,7 @@
 //! answer for every 200 datagrams, and a small advance for a new tunnel. An idle tunnel is not probed.
 
 mod budget;
+mod carrying;
 mod measured;
 mod probing;
 mod status;
@@ -17,11 +18,13 @@ use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
 
 use self::budget::Budget;
+pub(super) use self::carrying::Load;
 use self::measured::Measured;
 pub use self::status::PathStatus;
 pub use self::verdict::{PathReason, PathVerdict};
 use super::relay_choice::PROBE_MARK;
 use crate::index::Hop;
+use crate::tunnel::Tunnel;
 use crate::wire::path_probe::{Answerer, PathProbe, PathReply};
 
 /// A path to the peer of a tunnel.
@@ -80,16 +83,34 @@ pub(super) struct Choice {
     quiet: u32,
     /// A round is due.
     is_running: bool,
+    /// What the current way was given since the last probe by it.
+    load: Given,
+    /// The probe that asks what became of a load, how much that was, and how many probes took other ways meanwhile.
+    asked: Option<(u32, u64, u64)>,
+}
+
+/// Where the datagrams begin that a way was given.
+#[derive(Debug, Clone, Copy, Default)]
+struct Given {
+    /// Send counter.
+    from: u64,
+    /// Probes since that took other ways.
+    elsewhere: u64,
 }
 
 /// Counters of a tunnel: the next one to send, and the highest received.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Carried {
     pub(super) sent: u64,
     pub(super) received: u64,
 }
 
 impl Carried {
+    /// Those of this tunnel at this time.
+    pub(super) fn of(tunnel: &Tunnel) -> Self {
+        Self { sent: tunnel.session.next_counter(), received: tunnel.session.replay.highest() }
+    }
+
     fn both(self) -> u64 {
         self.sent.saturating_add(self.received)
     }
@@ -126,6 +147,8 @@ impl Choice {
             is_unheard: false,
             quiet: 0,
             is_running: false,
+            load: Given { from: carried.sent, elsewhere: 0 },
+            asked: None,
         }
     }
 
@@ -170,6 +193,21 @@ impl Choice {
         Some(way)
     }
 
+    /// Whether the tunnel may follow an answer that came by another relay while the peer is silent: not away from one that answers
+    /// probes, nor to one that drops what it carries.
+    pub(super) fn may_follow(&self, now: Instant, to: Way) -> bool {
+        let answers = |way: &Measured| way.way() == self.current && way.is_answering() && way.answered_lately(now);
+        let is_distrusted = |way: &Measured| way.way() == to && way.is_distrusted(now);
+        to == self.current || !self.ways.iter().any(|way| answers(way) || is_distrusted(way))
+    }
+
+    /// The best relay that answers and is not known to drop what it carries, apart from the one in use.
+    fn best_trusted(&self, now: Instant) -> Option<Way> {
+        let others = self.ways.iter().filter(|way| way.way() != self.current && way.is_answering());
+        let trusted = others.filter(|way| !way.is_distrusted(now));
+        trusted.filter_map(|way| Some((way.way(), way.merit()?))).min_by_key(|(_, merit)| *merit).map(|(way, _)| way)
+    }
+
     /// Whether there is a reason to begin a round.
     pub(super) fn may_measure(&self, now: Instant) -> bool {
         self.ways.len() > 1
@@ -193,6 +231,7 @@ impl Choice {
         self.budget.move_over(carried.both());
         (self.received, self.own_received) = (carried.received, 0);
         self.is_running = false;
+        (self.load, self.asked) = (Given { from: carried.sent, elsewhere: 0 }, None);
         self.ways.iter_mut().for_each(Measured::forget_probe);
     }
 
@@ -207,6 +246,7 @@ impl Choice {
         if self.current != current {
             (self.current, self.reason) = (current, PathReason::Peer);
             (self.beaten, self.outdrawn) = (0, 0);
+            self.load = Given { from: carried.sent, elsewhere: 0 };
         }
         let fresh = self.budget.earn(carried.both(), self.ways.len());
         let heard = carried.received.saturating_sub(self.received).saturating_sub(self.own_received);
@@ -228,14 +268,25 @@ impl Choice {
             (self.current, self.reason) = (way, reason);
             (self.beaten, self.outdrawn) = (0, 0);
             self.moves = (self.moves - 1.0).max(0.0);
+            self.load = Given { from: carried.sent, elsewhere: 0 };
         }
-        let probes = self.probes(now);
+        let probes = self.probes(now, carried.sent);
         Round { move_to: move_to.map(|(way, _)| way), probes, next: Some(now + ROUND) }
+    }
+
+    /// What an answer says about the datagrams that a relay was given; `None` if it says nothing about them.
+    pub(super) fn load_of(&self, reply: PathReply) -> Option<Load> {
+        let (_, sent, elsewhere) = self.asked.filter(|(number, ..)| *number == reply.number)?;
+        let is_awaited = self.ways.iter().any(|way| way.awaits(reply.number));
+        let missing = u64::from(reply.missing.filter(|_| is_awaited)?);
+        // The relay in use is not to blame for what another one lost.
+        Some(Load { sent, missing: missing.saturating_sub(elsewhere) })
     }
 
     /// The answer to a probe, which came back by `came_by`; `None` if it cannot be told by which way. Returns whether it
     /// is the first by which the peer shows that it measures.
     pub(super) fn answered(&mut self, now: Instant, reply: PathReply, came_by: Option<Way>) -> bool {
+        let load = self.load_of(reply);
         let Some(way) = self.ways.iter_mut().find(|way| way.awaits(reply.number)) else { return false };
         self.budget.note_own(1);
         self.own_received += 1;
@@ -244,6 +295,9 @@ impl Choice {
             return false;
         }
         way.answered(now);
+        if let Some(load) = load {
+            way.note_load(now, load);
+        }
         let is_news = self.peer != Some(reply.by);
         self.peer = Some(reply.by);
         if reply.by == Answerer::Leads {
@@ -263,8 +317,15 @@ impl Choice {
         if !had_news {
             return None;
         }
+        if current.is_distrusted(now) {
+            // Another one that is known to drop is no better.
+            let way = self.best_trusted(now)?;
+            self.leave(now);
+            return Some((way, PathReason::Drops));
+        }
         let mine = current.merit()?;
-        let eligible = || self.ways.iter().filter(|way| way.way() != self.current && way.is_trusted());
+        let may_be_chosen = |way: &Measured| way.is_trusted() && !way.is_distrusted(now);
+        let eligible = || self.ways.iter().filter(|way| way.way() != self.current && may_be_chosen(way));
         let best = eligible().filter_map(Measured::merit).min()?;
         let is_relayed = matches!(self.current, Way::Relayed(_));
         let Some(reason) = mine.beaten_by(best) else {
@@ -306,7 +367,8 @@ impl Choice {
     }
 
     /// The probes of a round, as far as they are paid for.
-    fn probes(&mut self, now: Instant) -> Vec<(Way, PathProbe)> {
+    /// `sent` is the send counter of the next datagram.
+    fn probes(&mut self, now: Instant, sent: u64) -> Vec<(Way, PathProbe)> {
         let current = self.ways.iter().find(|way| way.way() == self.current);
         let is_missing = current.is_some_and(Measured::is_missing);
         let is_urgent = is_missing || self.is_unheard && !current.is_some_and(|way| way.answered_lately(now));
@@ -343,7 +405,18 @@ impl Choice {
             let Some(way) = self.ways.get_mut(n) else { continue };
             let number = self.numbers.next_u32() & !PROBE_MARK;
             way.probed(now, number);
-            probes.push((way.way(), PathProbe { number, in_use: leads && way.way() == current }));
+            probes.push((way.way(), PathProbe { number, in_use: leads && way.way() == current, span: 0 }));
+        }
+        // First, so that its span ends where the probes by other ways begin.
+        probes.sort_by_key(|(way, _)| *way != current);
+        let elsewhere = probes.iter().filter(|(way, _)| *way != current).count() as u64;
+        if let Some((_, probe)) = probes.first_mut().filter(|(way, _)| *way == current && !way.is_direct()) {
+            let span = sent.saturating_sub(self.load.from).min(MAX_SPAN);
+            self.asked = Some((probe.number, span.saturating_sub(self.load.elsewhere), self.load.elsewhere));
+            probe.span = u16::try_from(span).unwrap_or(u16::MAX);
+            self.load = Given { from: sent + 1, elsewhere };
+        } else {
+            self.load.elsewhere += elsewhere;
         }
         probes
     }
@@ -361,6 +434,8 @@ const RESETTLE_ROUNDS: u32 = 60;
 /// at any time.
 const MAX_MOVES: f64 = 8.0;
 const MOVE_EVERY: Duration = Duration::from_secs(20);
+/// Datagrams of which the peer is asked what became of them: about as many as its replay window tells.
+const MAX_SPAN: u64 = 4096;
 /// How long the peer is left to measure.
 const LED_FOR: Duration = Duration::from_secs(60);
 /// Ways that are probed in each round; one more is probed in turn.

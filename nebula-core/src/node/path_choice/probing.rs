@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Candidate, Carried, Choice, Way};
+use super::{Candidate, Carried, Choice, Load, Way};
 use crate::capture::scramble_address;
 use crate::index::LocalIndex;
 use crate::node::Node;
@@ -31,7 +31,7 @@ impl Node {
     /// A tunnel that this node made takes over what is known about the paths from an older one to the same peer.
     pub(in crate::node) fn inherit_measurements(&mut self, index: LocalIndex) {
         let Some(live) = self.tunnels.get(index) else { return };
-        let (carried, tunnel) = (carried(&live.tunnel), Arc::clone(&live.tunnel));
+        let (carried, tunnel) = (Carried::of(&live.tunnel), Arc::clone(&live.tunnel));
         let peer = tunnel.peer_addresses.first();
         let older =
             peer.and_then(|peer| self.tunnels.of_peer(*peer).iter().rev().copied().find(|older| *older != index));
@@ -58,7 +58,7 @@ impl Paths<'_> {
             return self.timer.cancel(Due::PathChoice(index));
         }
         let choice =
-            live.choice.get_or_insert_with(|| Box::new(Choice::new(self.now, current, carried(&tunnel), seed)));
+            live.choice.get_or_insert_with(|| Box::new(Choice::new(self.now, current, Carried::of(&tunnel), seed)));
         choice.set_candidates(&candidates);
         if choice.begins(self.now, current) {
             self.timer.set(Due::PathChoice(index), self.now);
@@ -75,7 +75,7 @@ impl Paths<'_> {
             live.choice = None;
             return;
         }
-        let round = choice.round(self.now, carried(&tunnel), current);
+        let round = choice.round(self.now, Carried::of(&tunnel), current);
         if let Some(next) = round.next {
             self.timer.set(Due::PathChoice(index), next);
         }
@@ -113,7 +113,8 @@ impl Paths<'_> {
             choice.note_foreign();
             goes_first && choice.leads(self.now)
         });
-        let body = probe.reply(leads);
+        let missing = tunnel.session.replay.missing(u64::from(probe.span).min(super::MAX_SPAN));
+        let body = probe.reply(leads, u16::try_from(missing).unwrap_or(u16::MAX));
         if self.may_answer(tunnel, from, body.len())
             && let Some(reply) = seal(tunnel, MessageType::TestReply, &body)
         {
@@ -122,17 +123,42 @@ impl Paths<'_> {
         true
     }
 
-    /// A probe came back.
-    pub(in crate::node) fn handle_measured(&mut self, tunnel: &Tunnel, from: Origin, reply: PathReply) {
+    /// A probe came back. Returns what became of the datagrams that the relay in use was given, if the peer tells.
+    pub(in crate::node) fn handle_measured(
+        &mut self,
+        tunnel: &Tunnel,
+        from: Origin,
+        reply: PathReply,
+    ) -> Option<(LocalIndex, Load)> {
         let came_by = match from {
             Origin::Direct(at) => Some(Way::Direct(at)),
             Origin::Relayed { hop, .. } => self.hops.entries.get(hop).and_then(Entry::hop).map(Way::Relayed),
         };
-        let Some(live) = self.tunnels.get_mut(tunnel.local_index) else { return };
-        let Some(choice) = &mut live.choice else { return };
+        let choice = self.tunnels.get_mut(tunnel.local_index)?.choice.as_mut()?;
+        let load = match came_by {
+            Some(Way::Relayed(hop)) if came_by == Some(choice.current()) => {
+                choice.load_of(reply).map(|load| (hop.tunnel, load))
+            }
+            _ => None,
+        };
         if choice.answered(self.now, reply, came_by) {
             self.timer.set(Due::PathChoice(tunnel.local_index), self.now);
         }
+        load
+    }
+
+    /// What became of the datagrams before a probe of the peer that a relay was given, as far as this node knows.
+    pub(in crate::node) fn load_before(
+        &self,
+        tunnel: &Tunnel,
+        from: Origin,
+        probe: PathProbe,
+    ) -> Option<(LocalIndex, Load)> {
+        let Origin::Relayed { hop, .. } = from else { return None };
+        let relay = self.hops.entries.get(hop).and_then(Entry::hop)?.tunnel;
+        let sent = u64::from(probe.span).min(super::MAX_SPAN);
+        // A few of them may be probes that the peer sent by other relays.
+        (sent >= MIN_FOREIGN_LOAD).then(|| (relay, Load { sent, missing: tunnel.session.replay.missing(sent) }))
     }
 
     /// A peer owes an answer: has it tried elsewhere a little later, if it may be elsewhere.
@@ -223,9 +249,7 @@ fn way_of(tunnel: &Tunnel) -> Option<Way> {
     tunnel.endpoint().map(Way::Direct).or_else(|| tunnel.hop().map(Way::Relayed))
 }
 
-fn carried(tunnel: &Tunnel) -> Carried {
-    Carried { sent: tunnel.session.next_counter(), received: tunnel.session.replay.highest() }
-}
-
+/// Datagrams of a peer that say something about the relay that they came by.
+const MIN_FOREIGN_LOAD: u64 = 16;
 /// How long the answer to a test request may take before it is tried elsewhere.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);

@@ -22,6 +22,8 @@ pub enum PathReason {
     Silence,
     /// Of equally good relays, the hash of the host selects this one.
     Spread,
+    /// The relay before it answered probes, and dropped most of what it was given to carry.
+    Drops,
 }
 
 impl std::fmt::Display for PathReason {
@@ -32,6 +34,7 @@ impl std::fmt::Display for PathReason {
             Self::LessLoss => "the path before it lost more",
             Self::Preferred => "it is in a preferred range",
             Self::Silence => "the path before it did not answer",
+            Self::Drops => "the relay before it dropped what it was given to carry",
             Self::Spread => "hosts are distributed over equally good relays",
         })
     }
@@ -53,6 +56,8 @@ pub enum PathVerdict {
     NotPreferred,
     /// It loses too much, or has lost too much lately.
     Lossy,
+    /// It is a relay that answers probes, and dropped most of what it was given to carry lately.
+    Drops,
     /// Its round trip is longer, by this.
     Slower(Duration),
     /// It is better, but too little to change, or not for long enough yet.
@@ -74,6 +79,7 @@ impl PathVerdict {
             Self::Silent => "silent",
             Self::NotPreferred => "not_preferred",
             Self::Lossy => "lossy",
+            Self::Drops => "drops",
             Self::Slower(_) => "slower",
             Self::NotBetter => "not_better",
             Self::Excluded => "excluded",
@@ -91,6 +97,7 @@ impl std::fmt::Display for PathVerdict {
             Self::Silent => f.write_str("does not answer"),
             Self::NotPreferred => f.write_str("not in a preferred range"),
             Self::Lossy => f.write_str("loses too much"),
+            Self::Drops => f.write_str("answers probes and drops what it is given to carry"),
             Self::Slower(by) => write!(f, "slower by {:.1} ms", by.as_secs_f64() * 1000.0),
             Self::NotBetter => f.write_str("not better by enough, or not for long enough"),
             Self::Excluded => f.write_str("excluded by an allow list, or another host is there"),
@@ -107,11 +114,16 @@ impl Choice {
             Way::Direct(_) => self.peer == Some(Answerer::Echoes) || now < self.led_until,
             Way::Relayed(_) => false,
         };
-        self.ways.iter().map(move |way| (way, verdict(way, used, self.current, is_left)))
+        self.ways.iter().map(move |way| (way, verdict(way, used, self.current, (is_left, way.is_distrusted(now)))))
     }
 }
 
-fn verdict(way: &Measured, used: Option<&Measured>, current: Way, is_left: bool) -> PathVerdict {
+fn verdict(
+    way: &Measured,
+    used: Option<&Measured>,
+    current: Way,
+    (is_left, is_distrusted): (bool, bool),
+) -> PathVerdict {
     if way.way() == current {
         return PathVerdict::InUse;
     }
@@ -120,6 +132,9 @@ fn verdict(way: &Measured, used: Option<&Measured>, current: Way, is_left: bool)
     }
     if way.is_silent() {
         return PathVerdict::Silent;
+    }
+    if is_distrusted {
+        return PathVerdict::Drops;
     }
     let (Some(merit), true) = (way.merit(), way.is_trusted()) else { return PathVerdict::Unmeasured };
     let Some(used) = used.and_then(Measured::merit) else { return PathVerdict::NotBetter };

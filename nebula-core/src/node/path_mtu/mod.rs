@@ -5,15 +5,20 @@
 //! it returns what it gets (see [`probe`]). A path counts as open until a probe was lost several times and smaller ones were
 //! answered: nearly all are.
 
+mod openings;
 mod probe;
 mod probing;
+mod watch;
 
 use std::time::{Duration, Instant};
 
+use super::path_choice::Carried;
 use crate::tunnel::PathState;
 
+pub(super) use self::openings::Openings;
 pub(super) use self::probe::Probe;
 use self::probe::SHORT;
+use self::watch::Watch;
 
 /// Where a search stands. Sends nothing: each step returns the probes to send.
 #[derive(Debug, Clone)]
@@ -53,6 +58,12 @@ pub(super) struct Search {
     passed: [u64; 2],
     /// Much less is sent than before, so connections may have stalled because the path shrank.
     has_stalled: bool,
+    /// Looks at the traffic while there is any.
+    watch: Watch,
+    /// A look is due.
+    is_watching: bool,
+    /// When the traffic check last found that something was sent.
+    used_at: Instant,
 }
 
 /// Probes under way.
@@ -100,6 +111,9 @@ impl Search {
             looked: 0,
             passed: [0; 2],
             has_stalled: false,
+            watch: Watch::new(now),
+            is_watching: false,
+            used_at: now,
         }
     }
 
@@ -159,15 +173,27 @@ impl Search {
     /// Stops, and forgets what is known.
     pub(super) fn stop(&mut self) {
         (self.first, self.confirmed, self.limit, self.run) = (self.next, 0, None, None);
-        self.is_first_run = false;
+        (self.is_first_run, self.is_watching) = (false, false);
     }
 
-    /// Compares the traffic since the last call with earlier traffic. Returns whether to call [`Search::due`].
-    pub(super) fn look(&mut self, now: Instant, sent: u64) -> bool {
+    /// A test of the path, or an answer to one, was received.
+    pub(super) fn note_test(&mut self) {
+        self.watch.note_test();
+    }
+
+    /// The traffic check: compares the traffic since the last call with earlier traffic. Returns whether to call
+    /// [`Search::due`].
+    pub(super) fn look(&mut self, now: Instant, carried: Carried) -> bool {
+        let sent = carried.sent;
         let passed = sent.saturating_sub(self.looked);
         let [newest, oldest] = self.passed;
         self.has_stalled = passed >= STALLED && newest.max(oldest) >= PASSED_BEFORE.max(passed.saturating_mul(8));
+        self.used_at = now;
         (self.looked, self.passed) = (sent, [passed, if self.has_stalled { 0 } else { newest }]);
+        if self.run.is_none() && self.confirmed > 0 && !self.is_watching {
+            self.watch.restart(carried);
+            return true;
+        }
         self.is_worth_a_run(now, sent)
     }
 
@@ -175,16 +201,13 @@ impl Search {
         self.run.is_none() && (self.may_check(now, sent) || self.may_raise(now, sent))
     }
 
-    /// The time of [`Step::next`] has come.
-    pub(super) fn due(&mut self, now: Instant, sent: u64) -> Step {
+    /// The time of [`Step::next`] has come. `has_sent`: packets were sent since the last traffic check, and not only tests.
+    pub(super) fn due(&mut self, now: Instant, carried: Carried, has_sent: bool) -> Step {
+        let sent = carried.sent;
         match self.run.take() {
-            // Not as often as at first: a Go Nebula that does not survive long probes gives the same answer each time.
-            None if !self.is_safe && self.is_worth_a_run(now, sent) => self.ask(now, sent, CHECK_ROUNDS),
+            None => self.idle(now, carried, has_sent || now < self.used_at + USED_FOR),
             Some(Run::Ask { round }) if round < CHECK_ROUNDS => self.ask(now, sent, round + 1),
             Some(Run::Ask { .. }) => self.rest(now, sent),
-            None if self.may_raise(now, sent) => self.raise(now, sent),
-            None if self.may_check(now, sent) => self.check(now, sent, self.limit.unwrap_or(self.top)),
-            None => Step::default(),
             Some(Run::Check { target, round, best }) if round < CHECK_ROUNDS => {
                 // The largest first: if a smaller one that was sent later is answered, it is lost rather than late.
                 let smaller = self.rungs(best, target).rev();
@@ -206,6 +229,24 @@ impl Search {
             }
             Some(Run::Narrow { target, .. }) => self.narrow(now, sent, target),
         }
+    }
+
+    /// No run is under way: begins one if there is a reason to, or looks at the traffic again a little later if there is any.
+    fn idle(&mut self, now: Instant, carried: Carried, is_used: bool) -> Step {
+        let sent = carried.sent;
+        let is_unanswered = self.watch.look(now, carried, is_used) && self.confirmed > 0;
+        if !self.is_safe && self.is_worth_a_run(now, sent) {
+            // Not as often as at first: a Go Nebula that does not survive long probes gives the same answer each time.
+            return self.ask(now, sent, CHECK_ROUNDS);
+        }
+        if self.may_raise(now, sent) {
+            return self.raise(now, sent);
+        }
+        if self.top > 0 && is_unanswered || self.may_check(now, sent) {
+            return self.check(now, sent, self.limit.unwrap_or(self.top));
+        }
+        self.is_watching = self.confirmed > 0 && is_used && self.watch.goes_on();
+        Step { probes: Vec::new(), next: self.is_watching.then(|| now + LOOK) }
     }
 
     /// The peer answered the question of [`Run::Ask`], in a way that shows that it must not be sent longer probes.
@@ -261,7 +302,12 @@ impl Search {
         let (counter, at) = self.examined;
         // A peer that answered nothing is asked less often.
         let interval = if self.confirmed > 0 { CHECK_INTERVAL } else { RAISE_INTERVAL };
-        let enough = if self.has_stalled { 1 } else { DATAGRAMS_PER_CHECK };
+        let enough = match () {
+            () if self.has_stalled => 1,
+            // Other traffic in the tunnel may hide that a connection has stalled.
+            () if self.confirmed > 0 && now >= at + USED_INTERVAL => MIN_DATAGRAMS,
+            () => DATAGRAMS_PER_CHECK,
+        };
         self.top > 0 && sent.saturating_sub(counter) >= enough && now >= at + interval
     }
 
@@ -321,7 +367,8 @@ impl Search {
     /// Ends the run.
     fn rest(&mut self, now: Instant, sent: u64) -> Step {
         (self.run, self.examined, self.is_first_run) = (None, (sent, now), false);
-        Step { probes: Vec::new(), next: Some(now + CHECK_INTERVAL) }
+        self.is_watching = true;
+        Step { probes: Vec::new(), next: Some(now + LOOK) }
     }
 
     fn send(&mut self, now: Instant, sizes: &[u16], run: Run) -> Step {
@@ -368,6 +415,12 @@ const NARROW_TRIES: u32 = 2;
 const PRECISION: u16 = 16;
 /// After this time with traffic, the path is examined again: its MTU may have changed.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
+/// The same for a tunnel that carries little.
+const USED_INTERVAL: Duration = Duration::from_secs(15);
+/// How long what a traffic check found holds: until the next one, which may come a little late.
+const USED_FOR: Duration = Duration::from_secs(6);
+/// Time between two looks at the traffic of a tunnel that is in use.
+const LOOK: Duration = Duration::from_secs(1);
 /// Datagrams in that time, so that a check is at most a thousandth of them, and its answer another one.
 const DATAGRAMS_PER_CHECK: u64 = 1000;
 /// Connections may have stalled if a tunnel that sent at least this many datagrams between two looks now sends an eighth of them or
@@ -377,7 +430,7 @@ const PASSED_BEFORE: u64 = 200;
 const STALLED: u64 = 2;
 /// A path with a limit is tried with a larger packet after this time: two probes a minute.
 const RAISE_INTERVAL: Duration = Duration::from_secs(30);
-/// Datagrams in that time, without which the peer is not in use.
+/// Datagrams between two checks or attempts, without which the peer is not in use.
 const MIN_DATAGRAMS: u64 = 8;
 /// The answer may be computed by a busy host.
 const MIN_PATIENCE: Duration = Duration::from_millis(50);

@@ -5,16 +5,17 @@ use std::time::Instant;
 
 use super::probe::SHORT;
 use super::{Probe, Step};
-use crate::counters::Counter;
+use crate::counters::{Counter, Direction};
 use crate::index::LocalIndex;
 use crate::node::Node;
 use crate::node::outbox::seal;
+use crate::node::path_choice::Carried;
 use crate::node::paths::Paths;
 use crate::node::timer::Due;
 use crate::node::tunnels::Live;
 use crate::tunnel::{PathState, Tunnel};
 use crate::wire::header::MessageType;
-use crate::{Origin, PacketOwned, Punt};
+use crate::{DropReason, Origin, PacketOwned, Punt};
 
 impl Node {
     /// The setting changed: examines every path again, each with its next packet.
@@ -49,7 +50,7 @@ impl Node {
     /// Examines the path of a tunnel again if its traffic since the last time is a reason to.
     pub(in crate::node) fn look_after_path_mtu(&mut self, now: Instant, index: LocalIndex) {
         let Some(live) = self.tunnels.get_mut(index) else { return };
-        if live.path_mtu.look(now, live.tunnel.session.next_counter()) {
+        if live.path_mtu.look(now, Carried::of(&live.tunnel)) {
             self.paths(now).path_mtu_due(index);
         }
     }
@@ -59,8 +60,10 @@ impl Paths<'_> {
     /// There is traffic by a path that is not examined yet. A packet that waits for that is kept, if there is room.
     pub(in crate::node) fn examine(&mut self, index: LocalIndex, waits: Option<PacketOwned>) {
         let Some(live) = self.tunnels.get_mut(index) else { return };
-        if live.openings.len() < MAX_OPENINGS {
-            live.openings.extend(waits);
+        if let Some(packet) = waits
+            && live.openings.push(packet).is_err()
+        {
+            self.outbox.counters().drop_one(Direction::Outbound, DropReason::PendingFull);
         }
         if live.tunnel.is_on_trial() {
             // The path is about to change, and is examined then.
@@ -86,7 +89,7 @@ impl Paths<'_> {
             live.path_mtu.stop();
             return self.let_go(index);
         }
-        let step = live.path_mtu.due(self.now, live.tunnel.session.next_counter());
+        let step = live.path_mtu.due(self.now, Carried::of(&live.tunnel), live.tunnel.was_sent_to());
         self.take_step(index, step);
     }
 
@@ -139,7 +142,7 @@ impl Paths<'_> {
     /// Sends what waited until the path was examined.
     pub(in crate::node) fn let_go(&mut self, index: LocalIndex) {
         let Some(live) = self.tunnels.get_mut(index) else { return };
-        for packet in std::mem::take(&mut live.openings) {
+        for packet in live.openings.take() {
             if let Some(Punt::PathUnexamined { .. }) = self.outbox.overlay_packet(self.now, packet) {
                 // The path changed again. The packet is lost: keeping it could go on for ever.
                 live.tunnel.path_limit.forget();
@@ -147,6 +150,3 @@ impl Paths<'_> {
         }
     }
 }
-
-/// Connections to one peer that may wait to be opened until its path was examined.
-const MAX_OPENINGS: usize = 16;

@@ -8,8 +8,9 @@ use rand_chacha::rand_core::RngCore as _;
 
 use super::{OfferedRelay, PROBE_MARK, RelayChoice, Standing};
 use crate::config::Config;
-use crate::index::RelayIndex;
+use crate::index::{LocalIndex, RelayIndex};
 use crate::node::Node;
+use crate::node::path_choice::Load;
 use crate::node::timer::Due;
 use crate::relay::{HopKey, Kind};
 use crate::tunnel::Tunnel;
@@ -93,10 +94,10 @@ impl Node {
         }
         for (relay, number) in round.probe {
             if let Some(tunnel) = self.forwarder.tunnels().by_address(relay) {
-                let probe = PathProbe { number: number | PROBE_MARK, in_use: true };
-                let body = if tunnel.answers_long_tests { &probe.request()[..] } else { &[] };
+                let probe = PathProbe { number: number | PROBE_MARK, in_use: true, span: 0 };
+                let body = if tunnel.answers_long_tests { probe.request() } else { Vec::new() };
                 // As a test of the tunnel it also finds out that the relay is gone.
-                self.outbox.message(&tunnel, MessageType::TestRequest, body);
+                self.outbox.message(&tunnel, MessageType::TestRequest, &body);
             }
         }
         self.relay_choice = Some(choice);
@@ -137,6 +138,16 @@ impl Node {
             self.hops.retire(&entry, &tunnel.peer_addresses, &self.tunnels);
         }
         self.timer.set_on_grid(Due::RelayChoice, self.now);
+    }
+
+    /// A peer shows what became of datagrams in `tunnel` that the relay behind this other tunnel was given.
+    pub(in crate::node) fn note_carried(&mut self, now: Instant, tunnel: &Tunnel, load: Option<(LocalIndex, Load)>) {
+        let (Some(choice), Some((relay, load))) = (&mut self.relay_choice, load) else { return };
+        let Some(relay) = self.forwarder.tunnels().by_index(relay) else { return };
+        let Some(&peer) = tunnel.peer_addresses.first() else { return };
+        if relay.peer_addresses.iter().any(|address| choice.note_carried(now, *address, peer, load)) {
+            self.timer.set_on_grid(Due::RelayChoice, now);
+        }
     }
 
     /// Handles the answer to a test request. Returns whether a relay was measured by it.

@@ -9,6 +9,7 @@ mod gauge;
 mod keeping;
 mod offers;
 mod relay;
+mod reports;
 mod status;
 
 use std::cmp::Reverse;
@@ -22,6 +23,7 @@ use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
 pub(super) use self::offers::{Offers, lot};
 use self::relay::{Relay, Stage};
 pub use self::status::{OfferedRelay, RelayReason, RelayTrouble};
+use super::path_choice::Load;
 use super::samples::worth_a_change;
 use crate::capture::scramble_address;
 
@@ -157,6 +159,13 @@ impl RelayChoice {
         number.is_some_and(|number| self.answered(now, relay, number))
     }
 
+    /// A peer that is reached through a relay shows what became of datagrams. Returns whether the relay drops most of them.
+    fn note_carried(&mut self, now: Instant, relay: IpAddr, peer: IpAddr, load: Load) -> bool {
+        let Some(relay) = self.relays.get_mut(&relay).filter(|relay| relay.stage != Stage::Idle) else { return false };
+        relay.reports.note(now, peer, load);
+        relay.reports.say_dropped(now)
+    }
+
     /// A relay answered the request for a hop.
     fn served(&mut self, relay: IpAddr) {
         if let Some(relay) = self.relays.get_mut(&relay) {
@@ -222,6 +231,7 @@ impl RelayChoice {
         standing: Option<Standing>,
         round: &mut Round,
     ) -> Option<Outcome> {
+        let has_others = self.relays.iter().any(|(at, relay)| *at != address && relay.may_replace(now));
         let relay = self.relays.get_mut(&address)?;
         relay.gauge.expire(now);
         let is_chosen = match relay.stage {
@@ -246,6 +256,10 @@ impl RelayChoice {
         }
         if let Stage::Trial { reached, .. } = &mut relay.stage {
             reached.get_or_insert(now);
+        }
+        // Without another one, it may still carry something.
+        if has_others && relay.reports.say_dropped(now) {
+            return Some(Outcome::Fails(RelayTrouble::Drops));
         }
         if relay.gauge.is_silent() {
             return Some(Outcome::Fails(RelayTrouble::Silent));
@@ -299,6 +313,12 @@ impl RelayChoice {
         relay.failures = relay.failures.saturating_add(1);
         let backoff = RETRY_AFTER.saturating_mul(1 << (relay.failures - 1).min(6)).min(MAX_RETRY_AFTER);
         relay.retry_at = now + backoff + jitter;
+        if trouble == RelayTrouble::Drops {
+            // Its answers to probes are no reason to try it again: only time is.
+            relay.drops = relay.drops.saturating_add(1);
+            relay.retry_at = now + MAX_RETRY_AFTER.saturating_mul(relay.drops.min(MAX_DROPS)) + jitter;
+            relay.reports.forget();
+        }
         relay.idle(self.pass);
         if std::mem::take(&mut relay.is_opened) {
             round.release.push(address);
@@ -478,6 +498,8 @@ const MAX_SURVEY_EVERY: Duration = Duration::from_secs(600);
 /// A relay that failed is not tried again so soon; the time doubles with each failure.
 const RETRY_AFTER: Duration = Duration::from_secs(30);
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(600);
+/// A relay that drops what it carries is not tried for [`MAX_RETRY_AFTER`], and so many times that if it is found out again.
+const MAX_DROPS: u32 = 6;
 /// Failures before a relay worked for so long do not count.
 const FORGIVEN_AFTER: Duration = Duration::from_secs(600);
 /// Hosts of a relay that ends call others within this time, not all at once. Meanwhile each has its second relay.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::RETRY_AFTER;
 use super::gauge::Gauge;
+use super::reports::Reports;
 use super::status::{RelayReason, RelayTrouble};
 use crate::node::samples::worth_a_change;
 
@@ -19,6 +20,9 @@ pub(super) struct Relay {
     /// When the last of them stopped naming it.
     pub(super) withdrawn: Option<Instant>,
     pub(super) gauge: Gauge,
+    pub(super) reports: Reports,
+    /// How often it was left because it dropped what it was given to carry.
+    pub(super) drops: u32,
     pub(super) stage: Stage,
     /// Whether it answered a request for a hop.
     pub(super) serves: Option<bool>,
@@ -72,6 +76,8 @@ impl Relay {
             by: BTreeSet::from([lighthouse]),
             withdrawn: None,
             gauge: Gauge::default(),
+            reports: Reports::default(),
+            drops: 0,
             stage: Stage::Idle,
             serves: None,
             requests: (0, None),
@@ -96,6 +102,15 @@ impl Relay {
 
     pub(super) fn may_be_tried(&self, now: Instant) -> bool {
         self.stage == Stage::Idle && now >= self.retry_at && self.withdrawn.is_none()
+    }
+
+    /// Whether it is used beside another one, or may be tried in its place.
+    pub(super) fn may_replace(&self, now: Instant) -> bool {
+        match self.stage {
+            Stage::Idle => self.may_be_tried(now),
+            Stage::Trial { .. } => false,
+            Stage::Chosen { .. } => self.serves == Some(true) && !self.reports.say_dropped(now),
+        }
     }
 
     pub(super) fn idle(&mut self, pass: u32) {

@@ -31,6 +31,8 @@ pub enum RelayTrouble {
     Refuses,
     /// It does not answer test requests.
     Silent,
+    /// It answers test requests, and drops most of what it is given to carry, as most peers find.
+    Drops,
     /// No lighthouse offers it any more.
     Withdrawn,
 }
@@ -56,6 +58,7 @@ impl RelayTrouble {
             Self::NotMember => "not_member",
             Self::Refuses => "refuses",
             Self::Silent => "silent",
+            Self::Drops => "drops",
             Self::Withdrawn => "withdrawn",
         }
     }
@@ -69,6 +72,7 @@ impl std::fmt::Display for RelayTrouble {
             Self::NotMember => "its certificate has none of the groups",
             Self::Refuses => "it does not answer requests for a hop (relay.am_relay there)",
             Self::Silent => "it does not answer test requests",
+            Self::Drops => "it answers test requests and drops what it is given to carry",
             Self::Withdrawn => "no lighthouse offers it any more",
         })
     }
