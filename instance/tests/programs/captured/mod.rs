@@ -307,6 +307,31 @@ fn connections_to_a_service_keep_their_endpoint_when_the_instance_is_killed() {
 
 #[test]
 #[ignore = "needs root, network namespaces and a release build"]
+fn connections_to_a_service_from_before_the_capture_keep_the_endpoint_that_the_node_chose() {
+    // On a bridge, answers of pods of the same node would not come back through the node.
+    let town = Town::uncaptured(Primary::Links);
+    let mut opened: Vec<_> = (0..8)
+        .flat_map(|_| FAMILIES)
+        .map(|family| {
+            let mut conversation = town.open("web", family.service());
+            conversation.ask(PUBLIC).expect("it is sent");
+            let by = conversation.answer().expect("an answer");
+            (conversation, by)
+        })
+        .collect();
+    assert!(ENDPOINTS.iter().all(|pod| opened.iter().any(|(_, by)| by == pod.name)), "both");
+    town.attach_all();
+    let wires = town.wiretaps();
+    for (n, (conversation, by)) in opened.iter_mut().enumerate() {
+        conversation.ask(SECRET).expect("it is sent");
+        let again = conversation.answer();
+        assert!(again.as_ref().is_ok_and(|again| again == by), "connection {n} to {by}: {again:?}");
+    }
+    wires.heard_nothing_in_clear();
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
 fn every_protocol_is_in_the_tunnel_and_sctp_reaches_services() {
     const GRE: u8 = 47;
     const ESP: u8 = 50;

@@ -1,6 +1,8 @@
 //! Two nodes with captured pods and others, on one of two primary networks, with IPv4 and IPv6.
 
+use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -139,46 +141,92 @@ pub(super) struct Town {
     nodes: [Node; 2],
     version: u64,
     servers: Vec<Server>,
+    /// The pods with the results of their ADD.
+    added: Vec<(Pod, Value)>,
 }
 
 impl Town {
     /// With a cluster table, as the node agent writes it, and Services that the nodes translate, as kube-proxy does.
     /// `change` may change the chain entry of both nodes.
     pub(super) fn new(primary: Primary, change: impl Fn(&mut Value)) -> Self {
+        let town = Self::with_pods(primary, change, true);
+        town.open_guards(&[PLAIN, OTHER_PLAIN]);
+        town
+    }
+
+    /// The same before anybody is captured.
+    pub(super) fn uncaptured(primary: Primary) -> Self {
+        Self::with_pods(primary, |_| (), false)
+    }
+
+    fn with_pods(primary: Primary, change: impl Fn(&mut Value), is_captured: bool) -> Self {
         let mut cluster = Cluster::new();
         cluster.set_policy(&[("address", "same".into()), ("overlay", json!(FAMILIES.map(Family::pods)))]);
         let nodes = [1, 2].map(|number| node(&mut cluster, number, primary, &change));
-        let mut town = Self { cluster, nodes, version: 0, servers: Vec::new() };
+        let mut town = Self { cluster, nodes, version: 0, servers: Vec::new(), added: Vec::new() };
         town.write_table(&ENDPOINTS);
         for pod in PODS {
             town.cluster.world.namespace(pod.name);
         }
-        town.add_pods();
+        town.added = town.add_pods(is_captured);
         town.connect([1, 2]);
         town.connect([2, 1]);
         town.translate_services("n1");
         town.translate_services("n2");
-        town.open_guards(&[PLAIN, OTHER_PLAIN]);
         town.servers = PODS.iter().map(|pod| Server::start(town.world(), pod.name)).collect();
         town
     }
 
-    /// Those of each node in order, because their addresses follow from it.
-    fn add_pods(&self) {
-        thread::scope(|scope| {
-            for (node, number) in self.nodes.iter().zip(1..) {
-                scope.spawn(move || {
-                    let mut plain = node.clone();
-                    plain.conf["plugins"].as_array_mut().expect("plugins").truncate(1);
-                    for pod in PODS.iter().filter(|pod| pod.node == number) {
-                        let node = if pod.is_captured { node } else { &plain };
-                        let result = node.chain_ok(self.world(), "add", pod.name);
-                        let address = result["ips"][0]["address"].as_str().unwrap_or_default();
-                        assert!(address.starts_with(&pod.address(Family::V4).to_string()), "{pod:?} has {address}");
-                    }
-                });
+    /// Those of each node in order, because their addresses follow from it. Returns the results.
+    fn add_pods(&self, is_captured: bool) -> Vec<(Pod, Value)> {
+        let add = |node: &Node, number: u8| {
+            let mut plain = node.clone();
+            plain.conf["plugins"].as_array_mut().expect("plugins").truncate(1);
+            let mut results = Vec::new();
+            for pod in PODS.into_iter().filter(|pod| pod.node == number) {
+                let node = if is_captured && pod.is_captured { node } else { &plain };
+                let result = node.chain_ok(self.world(), "add", pod.name);
+                let address = result["ips"][0]["address"].as_str().unwrap_or_default();
+                assert!(address.starts_with(&pod.address(Family::V4).to_string()), "{pod:?} has {address}");
+                results.push((pod, result));
             }
-        });
+            results
+        };
+        thread::scope(|scope| {
+            let nodes = self.nodes.iter().zip(1..).map(|(node, number)| scope.spawn(move || add(node, number)));
+            let nodes: Vec<_> = nodes.collect();
+            nodes.into_iter().flat_map(|node| node.join().expect("the pods are there")).collect()
+        })
+    }
+
+    /// Captures the pods that run, as the node agent does: with the plugin's ADD and what the primary plugin said.
+    pub(super) fn attach_all(&self) {
+        for (pod, result) in self.added.iter().filter(|(pod, _)| pod.is_captured) {
+            let node = self.node(*pod);
+            let mut entry = node.conf["plugins"][1].clone();
+            for key in ["name", "cniVersion"] {
+                entry[key] = node.conf[key].clone();
+            }
+            entry["prevResult"] = result.clone();
+            let name = pod.name;
+            let mut plugin = Command::new("nsenter")
+                .arg(format!("--net=/run/netns/{}", self.world().namespace_of(&node.name)))
+                .arg(binary("nebula-cni-plugin"))
+                .envs([("CNI_COMMAND", "ADD"), ("CNI_CONTAINERID", name), ("CNI_IFNAME", "eth0")])
+                .env("CNI_NETNS", format!("/run/netns/{}", self.world().namespace_of(name)))
+                .env("CNI_PATH", node.dir.join("bin"))
+                .env("CNI_ARGS", format!("K8S_POD_NAMESPACE=shop;K8S_POD_NAME={name};K8S_POD_UID=uid-{name}"))
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .expect("the plugin runs");
+            let mut input = plugin.stdin.take().expect("a pipe");
+            input.write_all(entry.to_string().as_bytes()).expect("it reads");
+            drop(input);
+            let output = plugin.wait_with_output().expect("it ends");
+            assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stdout));
+        }
+        self.open_guards(&[PLAIN, OTHER_PLAIN]);
     }
 
     pub(super) fn world(&self) -> &World {
@@ -398,12 +446,12 @@ impl Town {
     }
 
     /// The plugin's own repair on a node.
-    pub(super) fn reconcile(&self, number: usize) -> std::process::Command {
+    pub(super) fn reconcile(&self, number: usize) -> Command {
         let node = &self.nodes[number - 1];
-        let mut command = std::process::Command::new("nsenter");
+        let mut command = Command::new("nsenter");
         command.arg(format!("--net=/run/netns/{}", self.world().namespace_of(&node.name)));
         command.arg(binary("nebula-cni-plugin")).arg("reconcile").arg(node.dir.join("state"));
-        command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+        command.stdout(Stdio::null()).stderr(Stdio::null());
         command
     }
 
