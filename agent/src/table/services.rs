@@ -240,6 +240,7 @@ const DEFAULT_AFFINITY: u64 = 10_800;
 
 #[cfg(test)]
 mod tests {
+    use nebula_cni_plugin::cluster_table::{Found, Layout};
     use serde_json::{Value, json};
 
     use super::*;
@@ -282,5 +283,47 @@ mod tests {
         assert_eq!((&*outer.node_ports, &*outer.balanced), (&[30_080, 0][..], &["198.51.100.1".parse().unwrap()][..]));
         let plain = service(json!({"clusterIP": "10.96.0.9", "sessionAffinity": "None"})).unwrap();
         assert_eq!((plain.affinity, plain.this_node_only), (None, false));
+    }
+
+    #[test]
+    fn ports_of_nodes_and_load_balancers_lead_to_all_endpoints_and_nobody_takes_those_of_another() {
+        let service = |made: i64, cluster_ip: &str, balanced: &str| {
+            let object = json!({"metadata": {},
+                "spec": {"type": "LoadBalancer", "clusterIP": cluster_ip, "internalTrafficPolicy": "Local",
+                    "ports": [{"port": 80, "nodePort": 30_080}]},
+                "status": {"loadBalancer": {"ingress": [{"ip": balanced}, {"ip": "10.244.1.7"}]}}});
+            Service::of(&serde_json::from_value(object).unwrap()).unwrap().made_at(made)
+        };
+        let slice = |address: &str| {
+            let object = json!({"metadata": {"namespace": "shop", "name": "web-1",
+                "labels": {"kubernetes.io/service-name": "web"}}, "addressType": "IPv4", "ports": [{"port": 8080}],
+                "endpoints": [{"addresses": [address], "nodeName": "n2"}]});
+            Slice::of_slice(&serde_json::from_value(object).unwrap()).remove(0)
+        };
+        let [own, pod, node]: [IpAddr; 3] = ["10.96.0.1", "10.244.1.7", "192.0.2.1"].map(|text| text.parse().unwrap());
+        let mut builder = Builder::new();
+        builder.pod(pod, 7);
+        builder.node(node);
+        let (mut taken, mut left) = (Taken { reserved: [own, pod, node].into(), ..Taken::default() }, 1_000);
+        for (service, endpoint) in [
+            (service(1, "10.96.0.1", "198.51.100.1"), "10.244.1.7"),
+            // It names what others have.
+            (service(2, "10.96.0.2", "198.51.100.1"), "10.244.1.8"),
+            (service(3, "10.96.0.3", "10.96.0.1"), "10.244.1.8"),
+        ] {
+            service.add_to(&mut builder, &[&slice(endpoint)], "n1", &mut taken, &mut left);
+        }
+        builder.clear("10.244.1.8".parse().unwrap());
+        let bytes = builder.finish(1);
+        let layout = Layout::read(&bytes).unwrap();
+        let table = layout.table(&bytes);
+        for outer in ["198.51.100.1:80", "192.0.2.1:30080"] {
+            let at: std::net::SocketAddr = outer.parse().unwrap();
+            let Found::Service(found) = table.find(at.ip(), at.port(), 6) else { panic!("{outer} is no Service") };
+            assert_eq!(table.endpoint(found.id, 0).map(|endpoint| endpoint.address), Some(pod), "{outer}");
+        }
+        // No endpoint of it is on this node.
+        assert_eq!(table.find(own, 80, 6), Found::NoEndpoint);
+        assert_eq!(table.find(pod, 80, 6), Found::Enrolled { incarnation: 7 });
     }
 }
