@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use nebula_cert::listener::Source;
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::mpsc::Receiver;
 
@@ -30,14 +31,21 @@ pub(crate) async fn udp(name: String, overlay: Overlay, target: Target, socket: 
     let mut datagram = vec![0; MAX_DATAGRAM];
     loop {
         match socket.recv_from(&mut datagram).await {
-            Ok((len, from)) => sessions.deliver(from, datagram[..len].to_vec(), |sent| {
-                let (overlay, target, socket) = (overlay.clone(), Arc::clone(&target), Arc::clone(&socket));
-                async move {
-                    if let Err(error) = session(&overlay, &target, &socket, from, sent).await {
-                        log_unreached("forward (UDP)", from, &target, &error);
+            Ok((len, from)) => {
+                let source = || match socket.local_addr() {
+                    Ok(local) => Source::of_udp(local, from),
+                    Err(_) => Source::of_address(from.ip()),
+                };
+                let begin = |sent| {
+                    let (overlay, target, socket) = (overlay.clone(), Arc::clone(&target), Arc::clone(&socket));
+                    async move {
+                        if let Err(error) = session(&overlay, &target, &socket, from, sent).await {
+                            log_unreached("forward (UDP)", from, &target, &error);
+                        }
                     }
-                }
-            }),
+                };
+                sessions.deliver(from, source, datagram[..len].to_vec(), begin).await;
+            }
             // Of the system: an earlier datagram did not arrive.
             Err(error) => pause(&name, &error).await,
         }

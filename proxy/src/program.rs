@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nebula_cert::listener::Places;
 use nebula_instance::host::daemon::{Error, Loaded};
 use nebula_instance::linux::notify;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::arguments::{Forward, Offers, Transport, is_loopback};
@@ -98,7 +98,7 @@ impl Running {
                 overlay: overlay.clone(),
                 credentials: credentials.clone(),
                 head_timeout: HEAD_TIMEOUT,
-                associations: Semaphore::new(offers.udp_sessions),
+                associations: Places::new(offers.udp_sessions),
             });
             let serve = move |stream, from| socks::serve(Arc::clone(&server), stream, from);
             self.tasks.spawn(accept_local(listener, connections, serve));

@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use nebula_cert::listener::Source;
 use nebula_instance::log;
 use nebula_net::proxy_header::{ProxyHeader, ProxyPeer};
 use nebula_net::{TcpListener, UdpSocket};
@@ -27,12 +28,14 @@ pub(crate) async fn tcp(listener: TcpListener, local: SocketAddr, proxy_v2: bool
         let Ok(from) = stream.peer_addr() else { continue };
         // A peer that cannot be served is told so.
         stream.set_reset_on_drop(true);
-        connections.begin(from, async move {
-            let name = stream.peer_certificate().map(|certificate| certificate.name().to_owned());
-            if let Err(error) = connection(stream, local, proxy_v2).await {
-                tracing::debug!(peer = %from, name, error, "A served connection ended");
-            }
-        });
+        connections
+            .begin((Source::of_address(from.ip()), from), async move {
+                let name = stream.peer_certificate().map(|certificate| certificate.name().to_owned());
+                if let Err(error) = connection(stream, local, proxy_v2).await {
+                    tracing::debug!(peer = %from, name, error, "A served connection ended");
+                }
+            })
+            .await;
     }
 }
 
@@ -70,14 +73,21 @@ fn log_no_program(local: SocketAddr, error: &io::Error) -> String {
 pub(crate) async fn udp(socket: UdpSocket, local: SocketAddr, mut sessions: Sessions) {
     let socket = Arc::new(socket);
     while let Ok((payload, from)) = socket.recv_from().await {
-        sessions.deliver(from, payload, |received| {
-            let socket = Arc::clone(&socket);
-            async move {
-                if let Err(error) = session(&socket, local, from, received).await {
-                    tracing::debug!(peer = %from, %error, "Served datagrams ended");
-                }
-            }
-        });
+        sessions
+            .deliver(
+                from,
+                || Source::of_address(from.ip()),
+                payload,
+                |received| {
+                    let socket = Arc::clone(&socket);
+                    async move {
+                        if let Err(error) = session(&socket, local, from, received).await {
+                            tracing::debug!(peer = %from, %error, "Served datagrams ended");
+                        }
+                    }
+                },
+            )
+            .await;
     }
 }
 

@@ -5,10 +5,11 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use nebula_cert::listener::{Places, Source};
 use nebula_instance::log;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::Semaphore;
+use tokio::sync::Notify;
 use tracing::Level;
 
 use super::associate::{Association, associate};
@@ -28,8 +29,8 @@ pub(crate) struct Server {
     pub(crate) credentials: Option<Arc<Credentials>>,
     /// How long a client may take until its request is complete.
     pub(crate) head_timeout: Duration,
-    /// UDP associations that may still be opened.
-    pub(crate) associations: Semaphore,
+    /// The UDP associations.
+    pub(crate) associations: Arc<Places>,
 }
 
 /// After wrong credentials, before the answer: guessing takes time.
@@ -76,11 +77,20 @@ pub(crate) async fn serve(server: Arc<Server>, mut stream: TcpStream, client: So
 
 impl Server {
     async fn associate(&self, mut stream: TcpStream, client: SocketAddr, port: u16) -> io::Result<()> {
-        let Ok(_permit) = self.associations.try_acquire() else {
-            const FULL: &str = "Too many UDP associations at a time, one is refused; -udp-sessions allows more";
+        let tell = move || {
+            const FULL: &str = "Too many UDP associations at a time, one ends; -udp-sessions allows more";
             if log::admits(Level::WARN, FULL, "") {
                 tracing::warn!(%client, "{FULL}");
             }
+        };
+        let ended = Arc::new(Notify::new());
+        let end = Arc::clone(&ended);
+        let place = self.associations.admit(Source::of_tcp(stream.local_addr()?, client), move || {
+            tell();
+            end.notify_one();
+        });
+        let Some(_place) = place else {
+            tell();
             return refuse(&mut stream, Reply::Failure).await;
         };
         let has_credentials = self.credentials.is_some();
@@ -93,7 +103,10 @@ impl Server {
         };
         stream.write_all(&answer(Reply::Succeeded, association.address()?)).await?;
         tracing::debug!(%client, "UDP by SOCKS");
-        associate(association, stream).await
+        tokio::select! {
+            served = associate(association, stream) => served,
+            () = ended.notified() => Ok(()),
+        }
     }
 }
 
