@@ -25,5 +25,6 @@ pub mod runtime;
 pub mod self_test;
 pub mod status;
 pub mod table;
+pub mod underlay;
 pub mod uninstall;
 pub mod watch;

@@ -28,11 +28,14 @@ pub enum Part {
     Table,
     /// The Kubernetes API answers. Not required: without it nothing is reported there, but pods are protected.
     Kubernetes,
+    /// A lighthouse answers datagrams of this node. Not required: pods whose peers are known go on, and a lighthouse that is down
+    /// must not take out every node.
+    Underlay,
 }
 
 impl Part {
     /// All parts, in order.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Programs,
         Self::Credentials,
         Self::SelfTest,
@@ -42,12 +45,13 @@ impl Part {
         Self::Reconciled,
         Self::Table,
         Self::Kubernetes,
+        Self::Underlay,
     ];
 
     /// Whether the node is not ready without it.
     #[must_use]
     pub fn is_required(self) -> bool {
-        self != Self::Kubernetes
+        !matches!(self, Self::Kubernetes | Self::Underlay)
     }
 
     /// The name in `/readyz`, in tables and as a metric's label.
@@ -63,6 +67,7 @@ impl Part {
             Self::Reconciled => "reconciled",
             Self::Table => "table",
             Self::Kubernetes => "kubernetes",
+            Self::Underlay => "underlay",
         }
     }
 }

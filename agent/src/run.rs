@@ -24,6 +24,7 @@ use crate::retirement::Retirement;
 use crate::self_test;
 use crate::table;
 use crate::table::ranges::{self, Ranges};
+use crate::underlay;
 use crate::watch::DirectoryWatch;
 
 /// What the agent needs besides its configuration.
@@ -98,6 +99,7 @@ pub async fn run(node: Node, options: Options) -> Result<(), RunError> {
             places::follow(&node.config, places_tx),
             ca::follow(&node, target_tx),
             ca::watch_health(&node, target.clone()),
+            underlay::watch(&node, target.clone()),
             keep_programs(&node, options.programs, places.clone(), DirectoryWatch::new()),
             keep_credentials(&node, options.volumes, DirectoryWatch::new()),
             ranges::follow(&node.config, services_tx),

@@ -52,6 +52,7 @@ pub const TARGETS: &[(&str, Run)] = &[
     ("join", join::join),
     ("ca_answers", nebula_instance::fuzzing::ca_answer),
     ("cluster_table", cluster_table),
+    ("table_events", nebula_agent::table::fuzzing::events),
     ("dbus", nebula_cni_plugin::fuzzing::dbus),
     ("netlink", netlink),
     ("proxy_header", proxy::header),

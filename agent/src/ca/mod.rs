@@ -16,6 +16,7 @@ use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, TlsProvider};
 use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
 
+use nebula_cert::issuance::{Lighthouses, MAX_REPLY, TRUST_PATH, Trust};
 use nebula_cni_plugin::launch::request_url;
 
 use crate::cluster::api::{self, ApiError};
@@ -110,6 +111,22 @@ impl Target {
         let first = body.lines().next().unwrap_or_default().chars().filter(|c| !c.is_control()).take(200);
         let answer = format!("{} {}", answer.status().as_u16(), first.collect::<String>());
         Err(CaError::NotReady { url: self.url.clone(), answer })
+    }
+
+    /// Where the CA says the lighthouses are. Blocks.
+    ///
+    /// # Errors
+    /// Returns why it does not say.
+    pub fn lighthouses(&self, roots: &Path) -> Result<Lighthouses, CaError> {
+        let agent = self.agent(roots)?;
+        let unreachable = |source| CaError::Unreachable { url: self.url.clone(), source: Box::new(source) };
+        let mut answer = agent.get(self.request_url(TRUST_PATH)).call().map_err(unreachable)?;
+        let body = answer.body_mut().with_config().limit(MAX_REPLY as u64).read_to_vec().map_err(unreachable)?;
+        let trust = serde_json::from_slice::<Trust>(&body).map_err(|error| CaError::NotReady {
+            url: self.url.clone(),
+            answer: format!("{} and no trust: {error}", answer.status().as_u16()),
+        })?;
+        Ok(trust.lighthouses)
     }
 
     /// The URL of a request for `path`.

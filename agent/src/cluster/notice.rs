@@ -176,9 +176,14 @@ impl Notice {
             Part::Reconciled => "NebulaNotReconciled",
             Part::Table => "NebulaTableStale",
             Part::Kubernetes => "NebulaApiServerUnreachable",
+            Part::Underlay => "NebulaLighthousesUnreachable",
         };
         let advice = if standing.advice.is_empty() { String::new() } else { format!(". {}", standing.advice) };
-        let note = format!("New pods of this node may not start, or not be protected: {}{advice}", standing.reason);
+        let what = match part {
+            Part::Underlay => "Pods of this node may be ready and not reach peers",
+            _ => "New pods of this node may not start, or not be protected",
+        };
+        let note = format!("{what}: {}{advice}", standing.reason);
         Self { pod: None, is_warning: true, reason, action: "Prepare", note }
     }
 }

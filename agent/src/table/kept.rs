@@ -12,6 +12,8 @@ pub struct Kept<V> {
     /// Bytes by namespace.
     used: HashMap<Box<str>, usize>,
     crowded: BTreeSet<Box<str>>,
+    /// Bytes that the objects of one namespace may take.
+    budget: usize,
 }
 
 /// How much memory something takes.
@@ -22,7 +24,7 @@ pub trait Weighed {
 
 impl<V> Default for Kept<V> {
     fn default() -> Self {
-        Self { objects: HashMap::new(), used: HashMap::new(), crowded: BTreeSet::new() }
+        Self { objects: HashMap::new(), used: HashMap::new(), crowded: BTreeSet::new(), budget: BUDGET }
     }
 }
 
@@ -45,6 +47,22 @@ impl<V> Kept<V> {
     }
 }
 
+impl<V: Weighed> Kept<V> {
+    /// Gives each namespace this budget, while nothing is kept.
+    pub(super) fn limit(&mut self, budget: usize) {
+        self.budget = budget;
+    }
+
+    /// Whether the objects of each namespace take what is noted, and no more than the budget.
+    pub(super) fn is_within_budget(&self) -> bool {
+        let mut used: HashMap<Box<str>, usize> = HashMap::new();
+        for (name, value) in &self.objects {
+            *used.entry(namespace(name).into()).or_default() += weight(name, Some(value));
+        }
+        used == self.used && used.values().all(|used| *used <= self.budget)
+    }
+}
+
 impl<V: Weighed + PartialEq> Keep for Kept<V> {
     type Key = Name;
     type Value = V;
@@ -59,7 +77,7 @@ impl<V: Weighed + PartialEq> Keep for Kept<V> {
         let used = self.used.get(namespace).copied().unwrap_or_default().saturating_sub(old);
         // Its former state would be wrong by now.
         let value = value.filter(|_| {
-            used + new <= BUDGET || {
+            used + new <= self.budget || {
                 self.crowded.insert(namespace.into());
                 false
             }

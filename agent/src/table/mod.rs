@@ -10,6 +10,7 @@ pub mod departed;
 pub mod directory;
 pub mod endpoints;
 pub mod facts;
+pub mod fuzzing;
 pub mod judgement;
 mod keeper;
 pub mod kept;

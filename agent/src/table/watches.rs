@@ -181,7 +181,7 @@ fn pages() -> watcher::Config {
     watcher::Config::default().page_size(PAGE)
 }
 
-fn name(object: &impl ResourceExt) -> Box<str> {
+pub(super) fn name(object: &impl ResourceExt) -> Box<str> {
     format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any()).into()
 }
 

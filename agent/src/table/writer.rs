@@ -130,7 +130,7 @@ fn took(began: std::time::Instant) -> Duration {
 
 /// The version after `last`. It follows the clock, so that it rises also when the file is gone: not even an agent that starts again
 /// must begin with a version that instances take for an older one.
-fn next_version(last: u64, unix_seconds: i64) -> u64 {
+pub(super) fn next_version(last: u64, unix_seconds: i64) -> u64 {
     let by_clock = u64::try_from(unix_seconds).unwrap_or_default().saturating_mul(VERSIONS_OF_SECOND);
     last.saturating_add(1).max(by_clock)
 }

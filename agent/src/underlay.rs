@@ -1,0 +1,178 @@
+//! Whether datagrams of this node reach the lighthouses. Without any of them, new pods of the node are ready and reach nobody
+//! whom they do not know, and no instance can tell whether that is the network or the peer.
+//!
+//! A lighthouse answers a datagram of a tunnel that it does not know with a receive error, whoever sends it. So the test needs no
+//! certificate, and its answer is shorter than the question.
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::net::UdpSocket;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::ca::Target;
+use crate::config::TLS_CA_FILE;
+use crate::readiness::{Part, Standing};
+use crate::run::Node;
+
+/// What became of the tests of one round, by endpoint.
+type Round = Vec<(String, Result<(), String>)>;
+
+/// Tests the way to every lighthouse that the CA announces, for ever.
+pub async fn watch(node: &Node, mut target: watch::Receiver<Option<Target>>) {
+    let readiness = &node.readiness;
+    let roots = node.config.host_root.resolve(Path::new(TLS_CA_FILE));
+    // While the CA is away, those that it named last.
+    let (mut known, mut silent) = (Vec::new(), 0);
+    loop {
+        let Some(now) = target.borrow_and_update().clone() else {
+            readiness.set(Part::Underlay, Standing::good("waits for the CA, which names the lighthouses"));
+            if target.changed().await.is_err() {
+                return;
+            }
+            continue;
+        };
+        let path = roots.clone();
+        match tokio::task::spawn_blocking(move || now.lighthouses(&path)).await {
+            Ok(Ok(named)) => known = named.into_values().flatten().take(MAX_ENDPOINTS).collect(),
+            Ok(Err(error)) => tracing::debug!(%error, "the CA does not say where the lighthouses are"),
+            Err(_) => {}
+        }
+        let round = test_all(&known).await;
+        let is_silent = !round.is_empty() && round.iter().all(|(_, answer)| answer.is_err());
+        silent = if is_silent { silent + 1 } else { 0 };
+        if let Some(standing) = judge(&round, silent) {
+            readiness.set(Part::Underlay, standing);
+        }
+        tokio::time::sleep(if is_silent { RETRY } else { TEST_EVERY }).await;
+    }
+}
+
+/// How the node stands after rounds in a row, this many, in which no lighthouse answered; `None`: as before.
+fn judge(round: &Round, silent: u32) -> Option<Standing> {
+    if round.is_empty() {
+        return Some(Standing::good("the CA announces no lighthouses, so none is tested"));
+    }
+    let failed: Vec<_> =
+        round.iter().filter_map(|(at, answer)| Some(format!("{at} ({})", answer.as_ref().err()?))).collect();
+    let (all, answering) = (round.len(), round.len() - failed.len());
+    match (answering, silent) {
+        (0, ..SILENT_ROUNDS) => None,
+        (0, _) => Some(Standing::bad(format!("no lighthouse answers datagrams of this node: {}", failed.join(", "))).advice(
+            "pods reach only peers that they know; are the lighthouses running, does a firewall keep their UDP port from this \
+             node, and is \"listen.send_recv_error\" there not \"never\"?",
+        )),
+        _ if failed.is_empty() => Some(Standing::good(format!("{all} of {all} endpoints of lighthouses answer"))),
+        // One is enough, and one that is down is no reason to warn of every node.
+        _ => {
+            Some(Standing::good(format!("{answering} of {all} endpoints of lighthouses answer; not {}", failed.join(", "))))
+        }
+    }
+}
+
+async fn test_all(endpoints: &[String]) -> Round {
+    let mut tests = JoinSet::new();
+    for (place, endpoint) in endpoints.iter().cloned().enumerate() {
+        tests.spawn(async move {
+            let answer = test(&endpoint).await.map_err(|error| error.to_string());
+            (place, (endpoint, answer))
+        });
+    }
+    let mut round = tests.join_all().await;
+    round.sort_unstable_by_key(|(place, _)| *place);
+    round.into_iter().map(|(_, outcome)| outcome).collect()
+}
+
+/// Sends a datagram of a tunnel that nobody has, until it is answered or was lost several times.
+async fn test(endpoint: &str) -> io::Result<()> {
+    let address = timeout(PATIENCE, tokio::net::lookup_host(endpoint)).await??.next();
+    let address = address.ok_or_else(|| io::Error::other("the name has no address"))?;
+    let any = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind(SocketAddr::new(any, 0)).await?;
+    socket.connect(address).await?;
+    // Nobody else knows it, so nobody else can answer.
+    let index = (RandomState::new().hash_one(address) as u32).to_be_bytes();
+    let (question, expected) = (datagram(DATA, index, BODY), datagram(RECEIVE_ERROR, index, 0));
+    for _ in 0..ATTEMPTS {
+        socket.send(&question).await?;
+        let mut answer = [0; HEADER + 1];
+        match timeout(PATIENCE, socket.recv(&mut answer)).await {
+            Ok(length) if answer.get(..length?) == Some(&expected[..]) => return Ok(()),
+            // Something else, or nothing.
+            _ => {}
+        }
+    }
+    Err(io::Error::other("no answer"))
+}
+
+/// A header of Nebula, and some zeros.
+fn datagram(kind: u8, [a, b, c, d]: [u8; 4], body: usize) -> Vec<u8> {
+    let mut bytes = vec![VERSION << 4 | kind, 0, 0, 0, a, b, c, d];
+    bytes.resize(HEADER + body, 0);
+    bytes
+}
+
+const VERSION: u8 = 1;
+const DATA: u8 = 1;
+const RECEIVE_ERROR: u8 = 2;
+const HEADER: usize = 16;
+/// As long as the shortest datagram of a tunnel.
+const BODY: usize = 16;
+const ATTEMPTS: u32 = 3;
+const PATIENCE: Duration = Duration::from_secs(1);
+const TEST_EVERY: Duration = Duration::from_secs(30);
+const RETRY: Duration = Duration::from_secs(10);
+/// Rounds without any answer before the operator is told.
+const SILENT_ROUNDS: u32 = 2;
+/// More are not tested: the CA may announce any number.
+const MAX_ENDPOINTS: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Answers as a lighthouse does, with `change` made to the answer.
+    async fn lighthouse(change: fn(&mut Vec<u8>)) -> String {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let at = socket.local_addr().unwrap().to_string();
+        tokio::spawn(async move {
+            let mut question = [0; 64];
+            while let Ok((length, from)) = socket.recv_from(&mut question).await {
+                assert_eq!((length, question[0]), (32, 0x11));
+                let index = *question[4..].first_chunk().unwrap();
+                let mut answer = datagram(RECEIVE_ERROR, index, 0);
+                change(&mut answer);
+                let _ = socket.send_to(&answer, from).await;
+            }
+        });
+        at
+    }
+
+    #[tokio::test]
+    async fn one_lighthouse_that_answers_is_enough_and_the_others_are_named() {
+        let good = lighthouse(|_| {}).await;
+        let strange = lighthouse(|answer| answer[4] ^= 1).await;
+        let gone = UdpSocket::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
+        let round = test_all(&[good, strange.clone(), gone.clone(), "no port".to_owned()]).await;
+        assert_eq!(round.iter().map(|(_, answer)| answer.is_ok()).collect::<Vec<_>>(), [true, false, false, false]);
+        let standing = judge(&round, 0).unwrap();
+        assert!(standing.ok && standing.reason.contains(&strange) && standing.reason.contains(&gone), "{standing:?}");
+    }
+
+    #[test]
+    fn silence_of_all_is_told_after_two_rounds_and_names_them() {
+        let failed = |at: &str| (at.to_owned(), Err("no answer".to_owned()));
+        let round = vec![failed("192.0.2.1:4242"), failed("192.0.2.2:4242")];
+        assert_eq!(judge(&round, 1), None);
+        let standing = judge(&round, 2).unwrap();
+        assert!(!standing.ok && !standing.advice.is_empty(), "{standing:?}");
+        assert!(standing.reason.contains("192.0.2.1:4242 (no answer), 192.0.2.2:4242"), "{standing:?}");
+        assert!(judge(&Vec::new(), 0).unwrap().ok, "there may be none");
+        assert!(!Part::Underlay.is_required(), "one lighthouse must not take every node out");
+    }
+}
