@@ -101,10 +101,10 @@ async fn test(endpoint: &str) -> io::Result<()> {
     for _ in 0..ATTEMPTS {
         socket.send(&question).await?;
         let mut answer = [0; HEADER + 1];
-        match timeout(PATIENCE, socket.recv(&mut answer)).await {
-            Ok(length) if answer.get(..length?) == Some(&expected[..]) => return Ok(()),
-            // Something else, or nothing.
-            _ => {}
+        // Nothing, or something else.
+        let Ok(length) = timeout(PATIENCE, socket.recv(&mut answer)).await else { continue };
+        if answer.get(..length?) == Some(&expected[..]) {
+            return Ok(());
         }
     }
     Err(io::Error::other("no answer"))
