@@ -20,18 +20,17 @@ use crate::config::TLS_CA_FILE;
 use crate::readiness::{Part, Standing};
 use crate::run::Node;
 
-/// What became of the tests of one round, by endpoint.
-type Round = Vec<(String, Result<(), String>)>;
-
 /// Tests the way to every lighthouse that the CA announces, for ever.
 pub async fn watch(node: &Node, mut target: watch::Receiver<Option<Target>>) {
     let readiness = &node.readiness;
     let roots = node.config.host_root.resolve(Path::new(TLS_CA_FILE));
+    // Good until it is known to be bad: people are told of a change.
+    readiness.set(Part::Underlay, Standing::good("is tested for the first time"));
     // While the CA is away, those that it named last.
-    let (mut known, mut silent) = (Vec::new(), 0);
+    let (mut known, mut silent) = (None::<Vec<String>>, 0);
     loop {
         let Some(now) = target.borrow_and_update().clone() else {
-            readiness.set(Part::Underlay, Standing::good("waits for the CA, which names the lighthouses"));
+            readiness.set(Part::Underlay, Standing::good(WAITS));
             if target.changed().await.is_err() {
                 return;
             }
@@ -39,11 +38,16 @@ pub async fn watch(node: &Node, mut target: watch::Receiver<Option<Target>>) {
         };
         let path = roots.clone();
         match tokio::task::spawn_blocking(move || now.lighthouses(&path)).await {
-            Ok(Ok(named)) => known = named.into_values().flatten().take(MAX_ENDPOINTS).collect(),
+            Ok(Ok(named)) => known = Some(named.into_values().flatten().take(MAX_ENDPOINTS).collect()),
             Ok(Err(error)) => tracing::debug!(%error, "the CA does not say where the lighthouses are"),
             Err(_) => {}
         }
-        let round = test_all(&known).await;
+        let Some(endpoints) = &known else {
+            readiness.set(Part::Underlay, Standing::good(WAITS));
+            tokio::time::sleep(RETRY).await;
+            continue;
+        };
+        let round = test_all(endpoints).await;
         let is_silent = !round.is_empty() && round.iter().all(|(_, answer)| answer.is_err());
         silent = if is_silent { silent + 1 } else { 0 };
         if let Some(standing) = judge(&round, silent) {
@@ -54,7 +58,7 @@ pub async fn watch(node: &Node, mut target: watch::Receiver<Option<Target>>) {
 }
 
 /// How the node stands after rounds in a row, this many, in which no lighthouse answered; `None`: as before.
-fn judge(round: &Round, silent: u32) -> Option<Standing> {
+fn judge(round: &[(String, Result<(), String>)], silent: u32) -> Option<Standing> {
     if round.is_empty() {
         return Some(Standing::good("the CA announces no lighthouses, so none is tested"));
     }
@@ -75,7 +79,8 @@ fn judge(round: &Round, silent: u32) -> Option<Standing> {
     }
 }
 
-async fn test_all(endpoints: &[String]) -> Round {
+/// What became of one test of each endpoint.
+async fn test_all(endpoints: &[String]) -> Vec<(String, Result<(), String>)> {
     let mut tests = JoinSet::new();
     for (place, endpoint) in endpoints.iter().cloned().enumerate() {
         tests.spawn(async move {
@@ -117,6 +122,7 @@ fn datagram(kind: u8, [a, b, c, d]: [u8; 4], body: usize) -> Vec<u8> {
     bytes
 }
 
+const WAITS: &str = "waits for the CA, which names the lighthouses";
 const VERSION: u8 = 1;
 const DATA: u8 = 1;
 const RECEIVE_ERROR: u8 = 2;
@@ -172,7 +178,7 @@ mod tests {
         let standing = judge(&round, 2).unwrap();
         assert!(!standing.ok && !standing.advice.is_empty(), "{standing:?}");
         assert!(standing.reason.contains("192.0.2.1:4242 (no answer), 192.0.2.2:4242"), "{standing:?}");
-        assert!(judge(&Vec::new(), 0).unwrap().ok, "there may be none");
+        assert!(judge(&[], 0).unwrap().ok, "there may be none");
         assert!(!Part::Underlay.is_required(), "one lighthouse must not take every node out");
     }
 }
