@@ -1,5 +1,6 @@
 //! A control group for each instance, if the machine allows it: otherwise the instance would be accounted, and perhaps
-//! killed, together with the container runtime that called the plugin. The group also limits the instance's memory.
+//! killed, together with the container runtime or the agent that called the plugin. The group also limits the instance's
+//! memory. In the hierarchies of version 1 in which the instance needs no group of its own, it joins the root.
 
 use std::fs;
 use std::io;
@@ -7,8 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::request::Key;
 
-/// The groups of one instance: usually one, but two on machines with a cgroup2 tree whose memory controller is in the
-/// version 1 hierarchy.
+/// The groups of one instance, one in each hierarchy. With version 2 alone that is one.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     /// Directories of the groups, to be joined in this order.
@@ -25,7 +25,9 @@ pub(super) fn create(key: &Key, memory_limit: Option<u64>) -> Groups {
 
 fn create_below(tree: &Path, key: &Key, memory_limit: Option<u64>) -> Groups {
     let unified = unified(tree).and_then(|root| make(&root, key).ok().map(|folder| (root, folder)));
-    let mut groups = Groups { folders: unified.iter().map(|(_, folder)| folder.clone()).collect(), unlimited: None };
+    let mut folders = roots_of_version_1(tree);
+    folders.extend(unified.iter().map(|(_, folder)| folder.clone()));
+    let mut groups = Groups { folders, unlimited: None };
     let Some(limit) = memory_limit else { return groups };
     let version_1 = tree.join(MEMORY);
     let limited = match &unified {
@@ -34,6 +36,7 @@ fn create_below(tree: &Path, key: &Key, memory_limit: Option<u64>) -> Groups {
         }
         _ if version_1.join(LIMIT_1).exists() => make(&version_1, key).and_then(|folder| {
             limit_version_1(&folder, limit)?;
+            // Joined after the root, so the process is out of the caller's group even if this one refuses it.
             groups.folders.push(folder);
             Ok(())
         }),
@@ -70,6 +73,22 @@ fn kills_in(text: &str) -> Option<u64> {
 /// Paths of the groups of an attachment, whether or not they exist.
 fn folders(tree: &Path, key: &Key) -> Vec<PathBuf> {
     unified(tree).into_iter().chain([tree.join(MEMORY)]).map(|root| path(&root, key)).collect()
+}
+
+/// Roots of the version 1 hierarchies. A runtime ends a container by the members of its group in any one of them, so an
+/// instance must leave them all. Groups of our own would gain nothing, and those of `cpuset` take no member before each
+/// level has processors and memory nodes.
+fn roots_of_version_1(tree: &Path) -> Vec<PathBuf> {
+    if tree.join("cgroup.controllers").exists() {
+        return Vec::new();
+    }
+    let Ok(entries) = fs::read_dir(tree) else { return Vec::new() };
+    // Links such as `cpu` to `cpu,cpuacct` are other names of the same hierarchy.
+    let folders = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    let mut roots: Vec<PathBuf> =
+        folders.map(|entry| entry.path()).filter(|root| root.join("tasks").exists()).collect();
+    roots.sort();
+    roots
 }
 
 fn unified(tree: &Path) -> Option<PathBuf> {
@@ -162,11 +181,23 @@ mod tests {
 
     #[test]
     fn with_both_hierarchies_the_one_with_the_controller_limits() {
-        let tree = tree(&[("unified/cgroup.controllers", ""), ("memory/memory.limit_in_bytes", "9")]);
+        let files = ["unified/cgroup.controllers", "memory/memory.limit_in_bytes", "memory/tasks"];
+        let tree = tree(&files.map(|file| (file, "")));
         let groups = create_below(tree.path(), &key(), Some(32 << 20));
         let [unified, memory] = ["unified", "memory"].map(|root| tree.path().join(root).join("nebula-cni/net/c-eth0"));
-        assert_eq!((groups.folders, groups.unlimited), (vec![unified, memory.clone()], None));
+        let root = tree.path().join("memory");
+        assert_eq!((groups.folders, groups.unlimited), (vec![root, unified, memory.clone()], None));
         assert_eq!(fs::read_to_string(memory.join(LIMIT_1)).unwrap(), "33554432");
+    }
+
+    #[test]
+    fn every_hierarchy_of_version_1_is_left_with_and_without_a_limit() {
+        let tree = tree(&["cpu,cpuacct/tasks", "devices/tasks", "systemd/tasks", "empty/file"].map(|file| (file, "")));
+        std::os::unix::fs::symlink("cpu,cpuacct", tree.path().join("cpu")).unwrap();
+        let roots = ["cpu,cpuacct", "devices", "systemd"].map(|root| tree.path().join(root)).to_vec();
+        assert_eq!(create_below(tree.path(), &key(), None).folders, roots);
+        let limited = create_below(tree.path(), &key(), Some(32 << 20));
+        assert_eq!((limited.folders, limited.unlimited.is_some()), (roots, true));
     }
 
     #[test]

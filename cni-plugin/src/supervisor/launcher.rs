@@ -52,7 +52,7 @@ pub fn run(arguments: &[OsString]) -> Result<(), String> {
         let tasks = group.join("tasks");
         let members = if tasks.exists() { tasks } else { group.join("cgroup.procs") };
         if let Err(e) = fs::write(members, "0") {
-            eprintln!("stays in the runtime's control group: {}: {e}", group.display());
+            eprintln!("stays in the control group of its caller: cannot join {}: {e}", group.display());
         }
     }
     if !unlimited.is_empty() {

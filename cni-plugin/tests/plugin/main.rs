@@ -6,6 +6,7 @@ mod add;
 mod bad_input;
 mod capture;
 mod check;
+mod control_groups;
 mod del;
 mod fake_instance;
 mod gc_and_status;
