@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
 use nebula_cert::issuance;
 
 use crate::{
-    cluster::{Cluster, Pod},
+    cluster::{Cluster, Pod, Sandbox},
     refusal::Refusal,
 };
 
@@ -47,8 +47,8 @@ pub(crate) struct Confirmed {
     pub(crate) labels: BTreeMap<String, String>,
     /// Addresses that its node has reported; empty before the first report.
     pub(crate) addresses: Vec<IpAddr>,
-    /// Whether those addresses belong to a sandbox that is gone.
-    pub(crate) lacks_sandbox: bool,
+    /// Whether those addresses are of a sandbox that is gone.
+    pub(crate) sandbox: Sandbox,
     /// Whether it has its name from a StatefulSet, whose next pod of that name it will be.
     pub(crate) is_of_stateful_set: bool,
 }
@@ -95,32 +95,45 @@ impl PodFacts {
                 }
             }
         }
-        let (addresses, lacks_sandbox) = (found.addresses(), found.lacks_sandbox());
+        let (addresses, sandbox) = (found.addresses(), found.sandbox());
         let is_of_stateful_set = found.metadata.ordinal().is_some();
         let confirmed = Confirmed {
             service_account: found.spec.service_account_name,
             node: found.spec.node_name,
             labels: found.metadata.labels,
             addresses,
-            lacks_sandbox,
+            sandbox,
             is_of_stateful_set,
         };
         Ok(Self { node: Some(confirmed.node.clone()), confirmed: Some(confirmed), ..facts })
     }
 
     /// Refuses an address that is not the pod's. The API server may know a renumbered pod by its overlay address
-    /// instead. For the next sandbox of a pod whose last one ended, its node's word is enough: the API server learns of
-    /// the new address only after the network is set up.
+    /// instead.
     pub(crate) fn check_address(&self, overlay: &[ipnet::IpNet]) -> Result<(), Refusal> {
         let Some(confirmed) = &self.confirmed else { return Ok(()) };
         let is_own =
             |address: &IpAddr| *address == self.address || overlay.iter().any(|network| network.addr() == *address);
-        let is_next_sandbox = self.is_vouched_by_node && confirmed.lacks_sandbox;
+        let is_next_sandbox = self.is_of_next_sandbox(confirmed);
         if confirmed.addresses.is_empty() || is_next_sandbox || confirmed.addresses.iter().any(is_own) {
             Ok(())
         } else {
             Err(Refusal::AddressMismatch { address: self.address, pod: self.shown() })
         }
+    }
+
+    /// Whether the node vouches for the next sandbox of a pod whose last one ended. Its word is enough: the API server
+    /// learns of the new address only after the network is set up. So it is where the API server is not told of
+    /// sandboxes, for another address than the reported one: a runtime sets up a pod's network again only after it tore
+    /// down the last sandbox. A thief of the agent's token gains no more than for a pod whose address is not reported
+    /// yet: addresses that nobody else has.
+    fn is_of_next_sandbox(&self, confirmed: &Confirmed) -> bool {
+        self.is_vouched_by_node
+            && match confirmed.sandbox {
+                Sandbox::Ready => false,
+                Sandbox::Gone => true,
+                Sandbox::NotTold => !confirmed.addresses.contains(&self.address),
+            }
     }
 
     /// The address of the other family, unless the API server shows the pod's addresses without it: a cluster of one
@@ -129,8 +142,9 @@ impl PodFacts {
     pub(crate) fn confirmed_other_address(&self) -> Option<IpAddr> {
         self.other_address.filter(|other| {
             self.confirmed.as_ref().is_none_or(|confirmed| {
-                let is_next_sandbox = self.is_vouched_by_node && confirmed.lacks_sandbox;
-                confirmed.addresses.is_empty() || is_next_sandbox || confirmed.addresses.contains(other)
+                confirmed.addresses.is_empty()
+                    || self.is_of_next_sandbox(confirmed)
+                    || confirmed.addresses.contains(other)
             })
         })
     }

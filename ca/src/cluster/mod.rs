@@ -190,6 +190,18 @@ struct Condition {
     status: String,
 }
 
+/// What is known of a pod's sandbox, which has its network.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Sandbox {
+    /// It runs, with the addresses that the API server shows.
+    Ready,
+    /// It is gone or not ready yet: the next one gets another address, and the API server shows the last one until then.
+    Gone,
+    /// The node does not report it.
+    #[default]
+    NotTold,
+}
+
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 struct PodIp {
@@ -213,11 +225,16 @@ impl Pod {
         self.metadata.deletion_timestamp.is_some()
     }
 
-    /// Whether its node reports that its sandbox is gone or not ready yet: the next one gets another address, and the
-    /// API server shows the last one until then. Kubelets before 1.25 do not report it.
-    pub(crate) fn lacks_sandbox(&self) -> bool {
+    /// What its node reports of its sandbox. Kubelets before 1.29 report nothing by default.
+    pub(crate) fn sandbox(&self) -> Sandbox {
         let is_sandbox = |name: &str| ["PodReadyToStartContainers", "PodHasNetwork"].contains(&name);
-        self.status.conditions.iter().any(|condition| is_sandbox(&condition.name) && condition.status == "False")
+        let told = self.status.conditions.iter().filter(|condition| is_sandbox(&condition.name));
+        let gone: Vec<bool> = told.map(|condition| condition.status == "False").collect();
+        match gone.contains(&true) {
+            true => Sandbox::Gone,
+            false if gone.is_empty() => Sandbox::NotTold,
+            false => Sandbox::Ready,
+        }
     }
 
     /// The addresses that its node has reported; empty before the first report.

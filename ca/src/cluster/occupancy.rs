@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use nebula_cert::directory::NODE_ADDRESS_ANNOTATIONS;
 use serde::Deserialize;
 
-use super::Pod;
+use super::{Pod, Sandbox};
 
 /// All pods with an address, and all nodes.
 #[derive(Debug, Default)]
@@ -115,7 +115,7 @@ impl Occupancy {
             mirrors: pod.metadata.static_uid(Some(&pod.spec.node_name)).map(Into::into),
             node: pod.spec.node_name.as_str().into(),
             addresses: addresses.into_boxed_slice(),
-            is_leaving: pod.is_ending() || pod.lacks_sandbox(),
+            is_leaving: pod.is_ending() || pod.sandbox() == Sandbox::Gone,
         };
         self.pods.insert(name, occupant);
     }

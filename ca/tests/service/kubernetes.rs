@@ -109,14 +109,17 @@ fn a_pod_whose_sandbox_ended_gets_a_certificate_for_the_address_of_the_next_one(
             service.caller.pod(&cluster.agent_token(), next, &key()).map_err(|(_, code)| code)
         };
         let code = |outcome: Result<Reply, String>| outcome.map(|_| ()).unwrap_err();
-        assert_eq!(code(report("Initialized", "False")), "address_mismatch", "{release}: nothing is known");
         assert_eq!(code(report("PodReadyToStartContainers", "True")), "address_mismatch", "{release}");
-        for condition in ["PodReadyToStartContainers", "PodHasNetwork"] {
+        assert_eq!(code(report("PodReadyToStartContainers", "Unknown")), "address_mismatch", "{release}");
+        // Nodes before 1.29 report neither condition by default.
+        for condition in ["PodReadyToStartContainers", "PodHasNetwork", "Initialized"] {
             let next = verified(&report(condition, "False").unwrap());
             assert_eq!(next.networks()[0].to_string(), "10.42.0.9/16", "{release}");
         }
         cluster.set_node(&["10.244.7.0/24"]);
-        assert_eq!(code(report("PodReadyToStartContainers", "False")), "outside_node_ranges", "{release}");
+        for condition in ["PodReadyToStartContainers", "Initialized"] {
+            assert_eq!(code(report(condition, "False")), "outside_node_ranges", "{release}");
+        }
     }
 }
 
@@ -184,7 +187,10 @@ fn each_check_of_the_node_proof_refuses_with_its_own_reason() {
         assert_eq!(with(&|pod| pod["status"]["phase"] = "Succeeded".into()), refused(403, "pod_over"));
         assert_eq!(with(&|pod| pod["status"]["phase"] = "Failed".into()), refused(403, "pod_over"));
         assert_eq!(with(&|pod| pod["spec"]["hostNetwork"] = true.into()), refused(403, "host_network"));
-        let elsewhere = |pod: &mut Value| pod["status"]["podIPs"] = json!([{"ip": "10.244.0.6"}]);
+        let elsewhere = |pod: &mut Value| {
+            pod["status"]["podIPs"] = json!([{"ip": "10.244.0.6"}]);
+            pod["status"]["conditions"] = json!([{"type": "PodReadyToStartContainers", "status": "True"}]);
+        };
         assert_eq!(with(&elsewhere), refused(403, "address_mismatch"));
         let own = |pod: &mut Value| pod["status"]["podIPs"] = json!([{"ip": "10.244.0.5"}]);
         assert!(with(&own).is_ok());

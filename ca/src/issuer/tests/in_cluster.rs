@@ -268,6 +268,8 @@ fn both_addresses_are_confirmed_as_the_one_is() {
     assert_eq!(by_node(mine()).unwrap(), "10.244.0.5/16,fd00:244::5/56");
     let other = dual("u-1", "web", "10.244.0.5", "fd00:244::66");
     assert_eq!(by_node(other).unwrap(), "10.244.0.5/16", "an address that is not the pod's is not in its certificate");
+    let ready = json!([{"type": "PodReadyToStartContainers", "status": "True"}]);
+    it.cluster.change("web", |pod| pod["status"]["conditions"] = ready);
     assert_eq!(code(by_node(dual("u-1", "web", "10.244.0.66", "fd00:244::5"))), "address_mismatch");
     let by_pod = |other: &str| {
         let (address, other_address) = ("10.244.0.5".parse().unwrap(), Some(other.parse().unwrap()));
