@@ -63,6 +63,8 @@ pub mod code {
     pub const INIT_OVERDUE: u32 = 117;
     /// The CA service cannot be used as configured: a file, the URL, or the service's TLS certificate is wrong.
     pub const CA_UNUSABLE: u32 = 116;
+    /// The CA service refuses the node's token, and the node agent wrote no other one in time.
+    pub const NODE_TOKEN: u32 = 119;
     /// The pod cannot be isolated, or is no longer isolated.
     pub const ISOLATION: u32 = 115;
     /// The pod's traffic cannot be captured, or is no longer captured.

@@ -30,6 +30,7 @@ use crate::settings::isolation::source_towards;
 use crate::supervisor::kind::Kind;
 use crate::supervisor::{Launch, StartFailure, Systemd};
 use crate::verb::del::{detach, detach_closed};
+use crate::verb::node_token::{self, NodeToken};
 
 /// Attaches the pod and returns the result for stdout. Printing it is the commit point.
 ///
@@ -81,10 +82,18 @@ pub(crate) fn give_tunnel<T>(
     {
         return output(Some(&record));
     }
-    let attached = attachment.attach(settings, host, deadline, mode).and_then(|record| output(Some(&record)));
-    match attached.map_err(|e| named(e, &attachment.pod)) {
-        Ok(output) => Ok(output),
-        Err(error) => Err(match attachment.undo(host, mode) {
+    loop {
+        let token = NodeToken::of(&settings.ca, &settings.state_dir);
+        let attached = attachment.attach(settings, host, deadline, mode).and_then(|record| output(Some(&record)));
+        let error = match attached {
+            Ok(output) => return Ok(output),
+            Err(error) => named(error, &attachment.pod),
+        };
+        return Err(match attachment.undo(host, mode) {
+            // A pod that runs is attempted again by the agent, which then has a token.
+            Ok(Undone::Completely) if mode == Mode::NewPod && token.is_replaced_after(&error, host.clock, deadline) => {
+                continue;
+            }
             Ok(Undone::Completely) => {
                 lock.remove();
                 error
@@ -94,7 +103,7 @@ pub(crate) fn give_tunnel<T>(
                 let details = [error.details.as_str(), &format!("and undoing it failed: {undo}")].join("; ");
                 error.details(details.trim_start_matches("; "))
             }
-        }),
+        });
     }
 }
 
@@ -521,6 +530,13 @@ fn explain(failure: &StartFailure, settings: &Settings) -> Error {
         }
         StartFailure::Ended { error, said, .. } => {
             let error = match error {
+                Some(StartError::Refused { code: reason, .. })
+                    if node_token::is_refusal_of_token(reason.as_deref()) =>
+                {
+                    let msg = "the CA service refuses the node's token: the node agent that wrote it has ended, and there \
+                               was no next one in time";
+                    Error::new(code::NODE_TOKEN, msg)
+                }
                 Some(StartError::Refused { .. }) => {
                     Error::new(code::IDENTITY_DENIED, "the CA service refused a certificate")
                 }

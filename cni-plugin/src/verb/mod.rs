@@ -5,6 +5,7 @@ pub mod attach;
 pub mod check;
 pub mod del;
 pub mod gc;
+mod node_token;
 pub mod present;
 pub mod reconcile;
 pub mod status;

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use nebula_cni_plugin::launch::{LaunchSpec, Mode};
 use serde_json::{Value, json};
 
 use crate::fake_instance::refused;
-use crate::harness::{Node, PLUGIN, PREV, spawn, wait};
+use crate::harness::{Node, PLUGIN, PREV, eventually, spawn, wait};
 
 fn no_residue(node: &Node) {
     assert_eq!(node.residue(), Vec::<String>::new());
@@ -100,6 +101,40 @@ fn a_failed_start_is_explained_and_undone() {
         no_residue(&node);
         node.call("DEL").expect_ok();
     }
+}
+
+/// A node whose CA refuses the token that is there, and takes any other one.
+fn whose_agent_is_away() -> (Node, PathBuf) {
+    let mut node = Node::with_nebula(json!({"fakeStaleToken": "of the last agent"}));
+    let token = node.root().join("token");
+    fs::write(&token, "of the last agent").unwrap();
+    node.entry["ca"]["tokenFile"] = json!(token);
+    (node, token)
+}
+
+#[test]
+fn while_the_agent_is_replaced_add_waits_for_the_next_token() {
+    let (node, token) = whose_agent_is_away();
+    let add = node.spawn("ADD");
+    eventually("an instance was refused", || token.with_extension("refused").exists());
+    let next = token.with_extension("next");
+    fs::write(&next, "of the next agent").unwrap();
+    fs::rename(next, token).unwrap();
+    wait(add).expect_ok();
+    assert!(node.answers());
+    node.call("DEL").expect_ok();
+    no_residue(&node);
+}
+
+#[test]
+fn without_another_token_add_says_that_the_agent_is_gone() {
+    let (mut node, _) = whose_agent_is_away();
+    node.entry["timeoutSeconds"] = json!(4);
+    let error = node.call("ADD").error();
+    assert_eq!(error["code"], 119, "{error}");
+    assert!(error["msg"].as_str().unwrap().contains("the node agent that wrote it has ended"), "{error}");
+    assert_eq!(error["details"], "it is gone (token_rejected)");
+    no_residue(&node);
 }
 
 #[test]

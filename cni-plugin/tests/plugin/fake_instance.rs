@@ -41,6 +41,16 @@ fn run(launch: &Path) {
     if let Some(error) = spec.nebula.get("fakeStartError") {
         notify(&format!("STATUS={error}"));
     }
+    if let Some(stale) = key("fakeStaleToken")
+        && fs::read_to_string(&spec.ca.token_file).is_ok_and(|token| token == stale)
+    {
+        fs::write(spec.ca.token_file.with_extension("refused"), "").unwrap();
+        notify(&format!(
+            "STATUS={}",
+            json!({"start_error": "refused", "code": "token_rejected", "message": "it is gone"})
+        ));
+        process::exit(3);
+    }
     match key("fake").as_deref() {
         Some("exit") => process::exit(3),
         Some("hang") => live(launch),
