@@ -117,6 +117,7 @@ fn present(arguments: &[OsString]) -> ExitCode {
     let named = rest.first().map(|kubelet| [Path::new(*kubelet)]);
     let tokens = Tokens {
         kubelet: named.as_ref().map_or(&usual, |named| named.as_slice()),
+        finds_kubelet: named.is_none(),
         audience: rest.get(1).copied().unwrap_or(AUDIENCE),
     };
     let direct = Direct::new();
@@ -234,7 +235,7 @@ fn close_inherited_files() {
     }
 }
 
-/// Where kubelets keep the volumes of pods: by default, k0s, MicroK8s.
+/// Where kubelets keep the volumes of pods: by default, k0s, MicroK8s. Others are found by their mounts.
 const KUBELET_DIRS: [&str; 3] =
     ["/var/lib/kubelet", "/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet"];
 /// The audience that the CA expects, unless its policy names another.

@@ -27,6 +27,8 @@ use crate::reply::{Error, code};
 pub struct Tokens<'a> {
     /// Directories that may be the kubelet's.
     pub kubelet: &'a [&'a Path],
+    /// Whether to look for another directory of a kubelet, in which volumes of the pod are mounted.
+    pub finds_kubelet: bool,
     /// Audience of the CA's tokens.
     pub audience: &'a str,
 }
@@ -50,12 +52,15 @@ pub fn run(files: &Files, tokens: Tokens<'_>, host: &Host<'_>) -> Result<(), Err
                    another: delete the pod";
         return Err(named(code::INIT_OVERDUE, why.to_owned()));
     }
-    let volumes = |kubelet: &&Path| kubelet.join("pods").join(&pod.uid).join("volumes/kubernetes.io~projected");
-    let mut folders = tokens.kubelet.iter().map(volumes);
+    let volumes = |kubelet: &&Path| kubelet.join("pods").join(&pod.uid).join(PROJECTED);
+    let mounted = if tokens.finds_kubelet { mounted(&pod.uid) } else { Vec::new() };
+    let mut folders = tokens.kubelet.iter().map(volumes).chain(mounted);
     let token = folders.find_map(|folder| find_token(&folder, tokens.audience, &pod.uid)).ok_or_else(|| {
         let why = format!(
-            "none of its projected volumes has a token for the audience {:?} (looked for pods in {:?}): delete the pod",
-            tokens.audience, tokens.kubelet
+            "none of its projected volumes has a token for the audience {:?} (looked for pods in {:?}{}): delete the pod",
+            tokens.audience,
+            tokens.kubelet,
+            if tokens.finds_kubelet { " and for mounts of its volumes" } else { "" }
         );
         named(code::INIT_OVERDUE, why)
     })?;
@@ -117,6 +122,24 @@ fn converse(mut stream: UnixStream, token: &Zeroizing<String>) -> io::Result<Opt
     Ok(Some(reason))
 }
 
+/// Where the node has projected volumes of the pod mounted, whatever the root directory of its kubelet is.
+fn mounted(uid: &str) -> Vec<PathBuf> {
+    let mut text = String::new();
+    let read = File::open("/proc/self/mountinfo").and_then(|file| file.take(MAX_MOUNTS).read_to_string(&mut text));
+    if read.is_ok() { projected(&text, uid) } else { Vec::new() }
+}
+
+fn projected(mounts: &str, uid: &str) -> Vec<PathBuf> {
+    let end = format!("/pods/{uid}/{PROJECTED}");
+    // The fifth field is the mount point: the folder of one volume.
+    let points = mounts.lines().filter_map(|line| Path::new(line.split(' ').nth(4)?).parent());
+    let mut folders: Vec<PathBuf> =
+        points.filter(|folder| folder.to_str().is_some_and(|folder| folder.ends_with(&end))).map(Into::into).collect();
+    folders.sort();
+    folders.dedup();
+    folders
+}
+
 /// The pod's token for this audience, out of its projected volumes.
 fn find_token(folder: &Path, audience: &str, uid: &str) -> Option<Zeroizing<String>> {
     let files_of = |folder: PathBuf| {
@@ -167,6 +190,9 @@ fn claims(token: &str) -> Option<Claims> {
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 const MAX_REASONS: usize = 8;
 const MAX_FILES: usize = 64;
+// Of the list of mounts. A node with a thousand pods has some megabytes.
+const MAX_MOUNTS: u64 = 16 << 20;
+const PROJECTED: &str = "volumes/kubernetes.io~projected";
 
 #[cfg(test)]
 mod tests {
@@ -176,6 +202,18 @@ mod tests {
         let payload =
             format!(r#"{{"aud":["{aud}"],"kubernetes.io":{{"namespace":"shop","pod":{{"name":"p","uid":"{uid}"}}}}}}"#);
         format!("e30.{}.c2ln", BASE64_URL_SAFE_NO_PAD.encode(payload))
+    }
+
+    #[test]
+    fn volumes_are_found_below_any_root_of_a_kubelet() {
+        let mounts = "31 1 8:1 / / rw - ext4 /dev/root rw\n\
+            40 31 0:50 / /data/kubelet/pods/u-1/volumes/kubernetes.io~projected/nebula rw - tmpfs tmpfs rw\n\
+            41 31 0:51 / /data/kubelet/pods/u-1/volumes/kubernetes.io~projected/api rw - tmpfs tmpfs rw\n\
+            42 31 0:52 / /data/kubelet/pods/u-1/volumes/kubernetes.io~empty-dir/nebula rw - tmpfs tmpfs rw\n\
+            43 31 0:53 / /data/kubelet/pods/u-12/volumes/kubernetes.io~projected/nebula rw - tmpfs tmpfs rw\nodd\n";
+        let folder = "/data/kubelet/pods/u-1/volumes/kubernetes.io~projected";
+        assert_eq!(projected(mounts, "u-1"), [Path::new(folder)]);
+        assert!(projected(mounts, "1").is_empty() && projected(mounts, "").is_empty());
     }
 
     #[test]
