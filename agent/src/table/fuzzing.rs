@@ -67,7 +67,7 @@ impl World {
         let entry = Entry::of_list(&json!({"name": "n", "cniVersion": "1.0.0", "plugins": [entry]})).ok()?;
         let mut facts = Facts::default();
         let pod_ranges = vec!["10.244.0.0/16".parse().ok()?];
-        facts.settings = Settings { pod_ranges, exclude: Vec::new(), node_ranges: true };
+        facts.settings = Settings { pod_ranges, exclude: Vec::new(), load_balancers: Vec::new(), node_ranges: true };
         facts.services.limit(BUDGET);
         facts.slices.limit(BUDGET);
         Some(Self { facts, rules: Rules::new(entry.clone(), entry, false), version: 0, clock: 0 })
