@@ -64,7 +64,7 @@ mod tests {
 
     /// Sessions that tell which payload came in which of them, and one that ends them.
     async fn send(
-        (sessions, done): (&mut Sessions, &mpsc::Sender<(u16, Vec<u8>)>),
+        (sessions, done): (&mut Sessions, &Sender<(u16, Vec<u8>)>),
         (user, port): (u32, u16),
         payload: &[u8],
     ) {
