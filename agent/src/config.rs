@@ -4,7 +4,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use nebula_cni_plugin::request::checked::hint;
 use nebula_cni_plugin::request::{self, Env, Request, is_name};
 use nebula_cni_plugin::settings::Settings;
 use serde_json::{Map, Value, json};
@@ -350,8 +349,7 @@ fn object<'a>(key: &str, value: &'a Value, expected: &str) -> Result<&'a Map<Str
 fn only(section: &str, object: &Map<String, Value>, known: &[&str]) -> Result<(), ConfigError> {
     let Some((key, value)) = object.iter().find(|(key, _)| !known.contains(&key.as_str())) else { return Ok(()) };
     let key = if section.is_empty() { key.clone() } else { format!("{section}.{key}") };
-    let hint = key.rsplit('.').next().map_or_else(String::new, |key| hint(key, known));
-    Err(refused(&key, value, &format!("{hint}only the keys {}", known.join(", "))))
+    Err(refused(&key, value, &format!("only the keys {}", known.join(", "))))
 }
 
 fn refused(key: &str, value: &Value, expected: &str) -> ConfigError {
