@@ -10,7 +10,9 @@ import helm_python
 
 def wanted(file):
     prefix = os.environ.get("TEMPLATES", "")
-    return not file.startswith(prefix[1:]) if prefix.startswith("!") else file.startswith(prefix)
+    if prefix.startswith("!"):
+        return not file.startswith(prefix[1:])
+    return not prefix or file.startswith(tuple(prefix.split()))
 
 
 chart, release, namespace, *more = sys.argv[1:]

@@ -107,13 +107,18 @@ func kubeVersion() string {
 	return "v1.33.0"
 }
 
-// Whether a template is asked for: TEMPLATES is how its path begins, or with a ! how it does not.
+// Whether a template is asked for: TEMPLATES is how its path begins, of several words one, or with a ! how it does not.
 func wanted(file string) bool {
 	prefix := os.Getenv("TEMPLATES")
 	if strings.HasPrefix(prefix, "!") {
 		return !strings.HasPrefix(file, prefix[1:])
 	}
-	return strings.HasPrefix(file, prefix)
+	for _, word := range strings.Fields(prefix) {
+		if strings.HasPrefix(file, word) {
+			return true
+		}
+	}
+	return prefix == ""
 }
 
 func load(path string) map[string]interface{} {

@@ -1,9 +1,11 @@
 //! The agent's configuration (`agent.json`), checked as a whole before anything on the node is changed.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use ipnet::IpNet;
+use nebula_cni_plugin::request::checked::hint;
 use nebula_cni_plugin::request::{self, Env, Request, is_name};
 use nebula_cni_plugin::settings::Settings;
 use serde_json::{Map, Value, json};
@@ -124,6 +126,18 @@ pub enum ConfigError {
     /// The plugin would refuse the chain entry.
     #[error("agent.json: the chain entry in \"entry\" is refused: {0}")]
     Entry(nebula_cni_plugin::reply::Error),
+    /// Pods would lose the cluster's Services.
+    #[error(
+        "agent.json: key \"entry.overlay\" has {overlay}, which contains {service}, the address of the Service kubernetes: what \
+         pods send to Services would go into their tunnels; choose an overlay outside of the Services' range (network.overlay \
+         in the chart)"
+    )]
+    Services {
+        /// The prefix.
+        overlay: IpNet,
+        /// The API server's Service.
+        service: IpAddr,
+    },
 }
 
 impl Config {
@@ -171,6 +185,28 @@ impl Config {
         };
         config.check_entry()?;
         Ok(config)
+    }
+
+    /// For an uninstallation whose ConfigMap is gone: the runtime says where the folders are.
+    ///
+    /// # Errors
+    /// Refuses a relative path.
+    pub fn of_bare_node(host_root: &Path) -> Result<Self, ConfigError> {
+        Self::parse(&json!({"ca": {"service": "none/none"}, "hostRoot": host_root}).to_string())
+    }
+
+    /// Refuses an overlay that contains `service`, the address by which pods reach the API server: Kubernetes gives it the first
+    /// of the Services' range.
+    ///
+    /// # Errors
+    /// Names both.
+    pub fn check_services(&self, service: IpAddr) -> Result<(), ConfigError> {
+        let overlay = self.entry.get("overlay").and_then(Value::as_array).into_iter().flatten();
+        let mut overlay = overlay.filter_map(|prefix| prefix.as_str()?.parse::<IpNet>().ok());
+        match overlay.find(|overlay| overlay.contains(&service)) {
+            Some(overlay) => Err(ConfigError::Services { overlay, service }),
+            None => Ok(()),
+        }
     }
 
     /// The chain entry with the CA at `url`.
@@ -349,7 +385,8 @@ fn object<'a>(key: &str, value: &'a Value, expected: &str) -> Result<&'a Map<Str
 fn only(section: &str, object: &Map<String, Value>, known: &[&str]) -> Result<(), ConfigError> {
     let Some((key, value)) = object.iter().find(|(key, _)| !known.contains(&key.as_str())) else { return Ok(()) };
     let key = if section.is_empty() { key.clone() } else { format!("{section}.{key}") };
-    Err(refused(&key, value, &format!("only the keys {}", known.join(", "))))
+    let hint = key.rsplit('.').next().map_or_else(String::new, |key| hint(key, known));
+    Err(refused(&key, value, &format!("{hint}only the keys {}", known.join(", "))))
 }
 
 fn refused(key: &str, value: &Value, expected: &str) -> ConfigError {
@@ -484,6 +521,35 @@ mod tests {
             config["entry"] = entry;
             assert!(matches!(Config::parse(&config.to_string()), Err(ConfigError::Entry(_))));
         }
+    }
+
+    #[test]
+    fn misspelt_keys_are_refused_and_the_nearest_one_is_named() {
+        for (config, named) in [
+            (json!({"ca": {"service": "a/b"}, "unprotect": "report"}), "\"unprotected\"?"),
+            (json!({"ca": {"servce": "a/b"}}), "\"service\"?"),
+            (json!({"ca": {"service": "a/b"}, "entry": {"isolat": true}}), "\"isolate\"?"),
+        ] {
+            let error = Config::parse(&config.to_string()).unwrap_err().to_string();
+            assert!(error.contains(named), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_overlay_that_contains_the_services_is_refused() {
+        let mut config = good();
+        config["entry"] = json!({"overlay": ["10.77.0.0/16", "10.96.0.0/12"]});
+        let config = Config::parse(&config.to_string()).unwrap();
+        let error = config.check_services("10.96.0.1".parse().unwrap()).unwrap_err().to_string();
+        assert!(error.contains("10.96.0.0/12") && error.contains("10.96.0.1"), "{error}");
+        assert!(config.check_services("10.43.0.1".parse().unwrap()).is_ok());
+    }
+
+    #[test]
+    fn an_uninstallation_needs_no_configuration() {
+        assert!(Config::of_bare_node(Path::new("/")).unwrap().host_root.path().is_none());
+        let host_root = Config::of_bare_node(Path::new("/host")).unwrap().host_root;
+        assert_eq!(host_root.path(), Some(Path::new("/host")));
     }
 
     #[test]

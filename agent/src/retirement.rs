@@ -4,10 +4,11 @@
 //! one is under way. One that is told to end removes the marker. One that was interrupted leaves it, and may be tried again:
 //! by kubelet within five minutes, by an operator whenever. So an agent that sees a marker change while it runs stays
 //! retired. Only one that was started later, with a marker that stays as it was, takes it for a leftover: it belongs to a
-//! new installation.
+//! new installation. It waits until an interrupted uninstallation would have been tried again. One that ended and had to leave the plugin
+//! on the node says so in the marker, and a new installation begins at once.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -42,6 +43,8 @@ impl Marker {
             file.lock_shared()?;
             let marker = Self { path: path.clone(), file };
             if marker.is_at_its_path() {
+                // An earlier one may have ended here.
+                marker.file.set_len(0)?;
                 marker.refresh();
                 return Ok(marker);
             }
@@ -52,6 +55,17 @@ impl Marker {
     pub fn refresh(&self) {
         // The lock says so too; this matters only after an interruption.
         let _ = self.file.set_modified(time(SystemClock.unix_seconds()));
+    }
+
+    /// Says that the uninstallation has ended and nobody will go on with it, though not all could be removed. An agent that is
+    /// started later belongs to a new installation; one that runs already stays retired.
+    ///
+    /// # Errors
+    /// Returns the file system's error.
+    pub fn end(&self) -> io::Result<()> {
+        (&self.file).write_all(ENDED)?;
+        self.refresh();
+        Ok(())
     }
 
     /// Gives the node back to its agent, unless another uninstallation is under way.
@@ -151,8 +165,10 @@ impl Retirement {
             // Without an answer nothing is put back, and nothing learnt.
             Err(_) => return true,
         };
-        if let (None, Some(Why::Interrupted(_))) = (state.why, before) {
+        if state.why.is_none() {
             state.found = None;
+        }
+        if let (None, Some(Why::Interrupted(_))) = (state.why, before) {
             tracing::warn!(
                 "an earlier uninstallation of this node was interrupted and did not go on; it is installed again"
             );
@@ -169,19 +185,21 @@ impl Retirement {
 
     fn judge(&self, state: &State, now: i64) -> io::Result<Option<Why>> {
         let path = path(&self.host);
-        let file = File::open(&path)?;
+        let mut file = File::open(&path)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Ok(Some(Why::UnderWay)),
             Err(TryLockError::Error(error)) => return Err(error),
         }
+        let mut text = Vec::with_capacity(ENDED.len());
+        (&mut file).take(ENDED.len() as u64).read_to_end(&mut text)?;
         let marker = Marker { path, file };
         let at = marker.file.metadata()?.modified()?;
         if state.found != Some(at) || matches!(state.why, Some(Why::UnderWay | Why::Before)) {
             return Ok(Some(Why::Before));
         }
         let age = time(now).duration_since(at).unwrap_or_default();
-        if age < MAY_GO_ON || !marker.is_at_its_path() {
+        if (age < MAY_GO_ON && text != ENDED) || !marker.is_at_its_path() {
             return Ok(Some(Why::Interrupted(MAY_GO_ON.saturating_sub(age).as_secs())));
         }
         // Nobody else holds the lock now.
@@ -197,6 +215,8 @@ fn time(unix_seconds: i64) -> SystemTime {
 /// How to change one's mind.
 const CANCEL: &str = "to keep Nebula on this node, remove /run/nebula-cni/agent/uninstalling";
 const MARKER: &str = "/run/nebula-cni/agent/uninstalling";
+/// Contents of the marker of an uninstallation that has ended.
+const ENDED: &[u8] = b"ended\n";
 /// Longer than kubelet ever waits before it starts a failed container again.
 const MAY_GO_ON: Duration = Duration::from_secs(360);
 
@@ -228,6 +248,23 @@ mod tests {
         assert!(text.contains("was interrupted") && text.contains("begins in 3"), "{text}");
         assert!(!agent.look(later()));
         assert!(!path(&host).exists() && !agent.look(soon()), "for good");
+    }
+
+    #[test]
+    fn a_new_agent_takes_the_node_at_once_after_an_uninstallation_that_ended_with_something_left() {
+        let (_dir, host) = host();
+        let before = Retirement::new(host.clone());
+        let marker = Marker::set(&host).unwrap();
+        marker.end().unwrap();
+        assert!(Retirement::new(host.clone()).look(soon()), "it still holds the lock");
+        drop(marker);
+        assert!(before.look(soon()) && before.look(later()), "the one that was uninstalled");
+        let next = Retirement::new(host.clone());
+        assert!(!next.look(soon()) && !path(&host).exists());
+        // A later one that is interrupted counts again, and so does one that goes on after an end.
+        Marker::set(&host).unwrap().end().unwrap();
+        drop(Marker::set(&host).unwrap());
+        assert!(next.look(soon()) && Retirement::new(host.clone()).look(soon()));
     }
 
     #[test]

@@ -124,6 +124,8 @@ pub fn run(
     }
     let cached: Vec<_> = cni_cache::attachments_for_good(host).iter().map(|path| path.display().to_string()).collect();
     if !cached.is_empty() {
+        let path = retirement::path(host);
+        marker.end().map_err(|source| UninstallError::Files { what: "write", path, source })?;
         let (cached, named) = (cached.len(), list(&cached));
         tell(&format!(
             "{cached} pod(s) of the runtime's cache still name {PLUGIN}, which stays to answer their DEL: {named}"
@@ -342,6 +344,7 @@ mod tests {
         let cached = node.dir.path().join("var/lib/cni/results/a-c1-eth0");
         // {"type":"nebula-cni-plugin"}
         fs::write(&cached, r#"{"kind":"cniCacheV1","config":"eyJ0eXBlIjoibmVidWxhLWNuaS1wbHVnaW4ifQ=="}"#).unwrap();
+        let retirement = Retirement::new(node.host.clone());
         fs::write(cached.with_file_name("b"), r#"{"kind":"cniCacheV1","config":"eyJ0eXBlIjoiYnJpZGdlIn0="}"#).unwrap();
         let mut said = String::new();
         let tell = &mut |line: &str| said.push_str(line);
@@ -350,7 +353,8 @@ mod tests {
         assert!(said.contains("1 pod(s)") && said.contains("/var/lib/cni/results/a-c1-eth0"), "{said}");
         let files = node.files();
         assert!(files.contains(&"opt/cni/bin/nebula-cni-plugin".to_owned()), "{files:?}");
-        assert!(Retirement::new(node.host.clone()).has_begun(), "the agent must not put the rest back");
+        assert!(retirement.has_begun(), "the agent that was uninstalled must not put the rest back");
+        assert!(!Retirement::new(node.host.clone()).has_begun(), "a new installation need not wait");
         assert!(!files.iter().any(|file| file.contains("instance") || file.contains("00-nebula")), "{files:?}");
         fs::remove_file(&cached).unwrap();
         assert_eq!(node.uninstall(), Left::Nothing);

@@ -13,7 +13,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use nebula_agent::cluster::taint::KEY as TAINT;
 use nebula_agent::cluster::{api, taint_keeper};
-use nebula_agent::config::{CONFIG_FILE, Config, STATE_DIR};
+use nebula_agent::config::{CONFIG_FILE, Config, ConfigError, STATE_DIR};
 use nebula_agent::credentials::Volumes;
 use nebula_agent::host_root::HostRoot;
 use nebula_agent::places::Places;
@@ -42,6 +42,7 @@ enum Verb {
     Status(Status),
     Pods(Pods),
     Uninstall(Uninstall),
+    Check(ConfigFile),
     /// Only keep the pods of this node protected, with a chain that somebody else installed
     Keep(Keep),
     /// Changes the root directory and becomes another program
@@ -105,6 +106,7 @@ struct Uninstall {
     force: bool,
 }
 
+/// Reads the configuration as `run` would, with the chain entry in it, and changes nothing; exits with 1 if it is refused
 #[derive(Args)]
 struct ConfigFile {
     /// Configuration of the agent
@@ -124,6 +126,7 @@ fn main() -> ExitCode {
         Verb::Status(options) => status(&options),
         Verb::Pods(options) => pods(&options),
         Verb::Uninstall(options) => uninstall(&options),
+        Verb::Check(file) => check(&file),
         Verb::Keep(options) => keep(options),
         Verb::InRoot { root, program } => in_root(&root, &program),
     };
@@ -135,7 +138,7 @@ fn main() -> ExitCode {
 
 fn run(options: Run) -> Result<ExitCode, Box<dyn Error>> {
     prepare();
-    let config = Config::read(&options.config.path)?;
+    let config = configuration(&options.config)?;
     let programs = match options.programs {
         Some(directory) => directory,
         None => std::env::current_exe()?.parent().map(Path::to_owned).ok_or("this program has no directory")?,
@@ -148,6 +151,22 @@ fn run(options: Run) -> Result<ExitCode, Box<dyn Error>> {
     runtime.shutdown_timeout(LAST_WORK);
     ended?;
     tracing::info!("ended; everything on the node stays as it is");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Reads what the operator configured, and compares it with what Kubernetes tells each of its pods about the cluster.
+fn configuration(file: &ConfigFile) -> Result<Config, ConfigError> {
+    let config = Config::read(&file.path)?;
+    let service = std::env::var("KUBERNETES_SERVICE_HOST").ok().and_then(|address| address.parse().ok());
+    service.map_or(Ok(()), |service| config.check_services(service))?;
+    Ok(config)
+}
+
+fn check(file: &ConfigFile) -> Result<ExitCode, Box<dyn Error>> {
+    let config = configuration(file)?;
+    let keys = config.entry.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+    let path = file.path.display().to_string();
+    writeln!(io::stdout(), "{} is valid; keys of the chain entry: {keys}", visible(&path))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -192,7 +211,14 @@ fn pods(options: &Pods) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 fn uninstall(options: &Uninstall) -> Result<ExitCode, Box<dyn Error>> {
-    let mut config = Config::read(&options.config.path)?;
+    let mut config = if options.config.path.exists() {
+        Config::read(&options.config.path)?
+    } else {
+        let path = options.config.path.display();
+        eprintln!("nebula-cni-agent: there is no {path}; the container runtime says where the folders are");
+        let mounted = Path::new(NODE_ROOT);
+        Config::of_bare_node(if mounted.is_dir() { mounted } else { Path::new("/") })?
+    };
     if config.taint {
         // Before the node's root is entered, which has no credentials for the API server.
         runtime()?.block_on(remove_taint());
@@ -270,5 +296,7 @@ fn runtime() -> io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
+/// Where the chart mounts the node's root.
+const NODE_ROOT: &str = "/host";
 /// How long a program that the agent runs may go on after SIGTERM.
 const LAST_WORK: Duration = Duration::from_secs(5);

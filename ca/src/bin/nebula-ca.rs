@@ -1,9 +1,10 @@
 //! `nebula-ca`: reads the command line, calls the library, prints.
 
 use std::{
-    io::{self, Write},
+    fs::File,
+    io::{self, Read, Write},
     net::{IpAddr, Ipv6Addr, SocketAddr},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
     time::Duration,
 };
@@ -13,7 +14,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use nebula_ca::{
     Command, CommandOutcome, Directory, ENROLMENT_PREFIX, ListedAddress, ListedCertificate, ListedPod, ListedToken,
-    NewCa, NewToken, PASSPHRASE, Rollover, Server, ServerSettings, TlsIdentity, TokenHash, ca_curve, call,
+    NewCa, NewToken, PASSPHRASE, Policy, Rollover, Server, ServerSettings, TlsIdentity, TokenHash, ca_curve, call,
     default_tls_names, generate, now, parse_duration, time_left,
 };
 use nebula_cert::{Curve, HostKey, JoinToken, Version, VisibleLines, visible, visible_json};
@@ -56,6 +57,9 @@ enum Verb {
     #[command(subcommand)]
     Tls(TlsVerb),
     Reload(Reload),
+    /// What the CA signs, for whom and how
+    #[command(subcommand)]
+    Policy(PolicyVerb),
     /// Short for `certificate list`
     #[command(hide = true)]
     List(Listing),
@@ -101,6 +105,24 @@ enum RolloverVerb {
     Switch(Switch),
     /// Trust retired CAs no more, once no certificate of theirs is valid
     Finish(Listing),
+}
+
+#[derive(Subcommand)]
+enum PolicyVerb {
+    Check(PolicyCheck),
+}
+
+/// Read a policy as the service would, and change nothing
+///
+/// Exits with 1 and names every mistake if the service would refuse it. Needs no service and none of its files.
+#[derive(Args)]
+struct PolicyCheck {
+    /// The policy, before it replaces policy.jsonc
+    #[arg(value_name = "FILE")]
+    policy: PathBuf,
+    /// Certificate of the CA: also check that it allows what the policy wants to sign
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
 }
 
 #[derive(Subcommand)]
@@ -363,6 +385,7 @@ fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Rollover(verb) => verb.run(),
         Verb::Tls(verb) => verb.run(),
         Verb::Reload(reload) => reload.run(),
+        Verb::Policy(PolicyVerb::Check(check)) => check.run(),
     }
 }
 
@@ -697,6 +720,24 @@ impl TlsVerb {
     }
 }
 
+impl PolicyCheck {
+    fn run(self) -> anyhow::Result<()> {
+        let read = |path: &Path| {
+            let mut text = String::new();
+            let file = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES).read_to_string(&mut text));
+            file.with_context(|| format!("cannot read {}", path.display())).map(|_| text)
+        };
+        let name = self.policy.display();
+        let policy = Policy::parse(&read(&self.policy)?).with_context(|| format!("{name} is refused"))?;
+        if let Some(path) = &self.ca {
+            let ca = nebula_cert::Certificate::from_pem(read(path)?.as_bytes())
+                .with_context(|| format!("{} holds no certificate", path.display()))?;
+            policy.check_against(&ca).with_context(|| format!("{name} is refused"))?;
+        }
+        print(&format!("{name} is valid\n"))
+    }
+}
+
 impl Reload {
     fn run(self) -> anyhow::Result<()> {
         let CommandOutcome::Reloaded = ask(&self.dir, &Command::Reload)? else { bail!(UNEXPECTED) };
@@ -811,4 +852,6 @@ fn print(text: &str) -> anyhow::Result<()> {
 
 /// How long the last requests to the API server and the database may take once nothing is served any more.
 const LAST_WORK: Duration = Duration::from_secs(5);
+/// Longer policies and certificates than any that the service reads are cut, and then refused.
+const MAX_FILE_BYTES: u64 = 4 << 20;
 const UNEXPECTED: &str = "the running nebula-ca gave the answer to another question; is it of another version?";

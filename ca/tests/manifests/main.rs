@@ -218,7 +218,7 @@ fn images_come_from_the_mirror_that_the_values_name() {
             count += usize::from(is_ours);
         }
     }
-    assert_eq!(count, 6, "init and service of the CA, two of a lighthouse, agent, uninstallation");
+    assert_eq!(count, 8, "init and service of the CA, two of a lighthouse, agent, uninstallation, two of the check");
 }
 
 #[test]
@@ -234,6 +234,42 @@ fn every_policy_that_the_chart_makes_is_one_that_the_service_takes() {
         let policy = text_of(path, "nebula-ca", "policy.jsonc");
         nebula_ca::Policy::parse(&policy).unwrap_or_else(|error| panic!("{path}: {error}"));
     }
+}
+
+#[test]
+fn before_anything_is_replaced_the_new_programs_read_what_they_will_be_given() {
+    let job = object(EVERY_OPTION, "Job", "nebula-check").expect("a hook");
+    assert_eq!(job["spec"]["backoffLimit"], 0, "the same mistake again and again");
+    let checks: Vec<_> = containers(&job["spec"]["template"]["spec"]).iter().map(|one| one["args"].clone()).collect();
+    let file = |name| format!("/etc/nebula-check/{name}");
+    assert_eq!(
+        checks,
+        [
+            json!(["policy", "check", file("policy.jsonc")]),
+            json!(["check", format!("--config={}", file("agent.json"))])
+        ]
+    );
+    assert_eq!(
+        text_of(EVERY_OPTION, "nebula-check", "policy.jsonc"),
+        text_of(EVERY_OPTION, "nebula-ca", "policy.jsonc")
+    );
+    assert_eq!(
+        text_of(EVERY_OPTION, "nebula-check", "agent.json"),
+        text_of(EVERY_OPTION, "nebula-cni-agent", "agent.json")
+    );
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let said = |policy: &str| {
+        let file = folder.path().join("policy.jsonc");
+        std::fs::write(&file, policy).expect("write the policy");
+        let mut check = std::process::Command::new(env!("CARGO_BIN_EXE_nebula-ca"));
+        let output = check.args(["policy", "check"]).arg(&file).output().expect("nebula-ca runs");
+        (output.status.success(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+    };
+    let policy = text_of(EVERY_OPTION, "nebula-ca", "policy.jsonc");
+    assert!(said(&policy).0, "{:?}", said(&policy));
+    let (is_taken, text) = said(&policy.replace("\"groups\"", "\"group\""));
+    assert!(!is_taken && text.contains("`group`") && text.contains("policy.jsonc"), "{text}");
 }
 
 #[test]

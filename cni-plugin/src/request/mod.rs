@@ -113,6 +113,11 @@ pub struct NetworkConfig {
 }
 
 impl NetworkConfig {
+    /// All of its keys, those of the list and those of the runtime among them.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &str> {
+        self.fields.keys().map(String::as_str)
+    }
+
     /// The value of a key, decoded; `null` counts as absent.
     ///
     /// # Errors

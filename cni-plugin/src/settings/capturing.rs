@@ -251,7 +251,7 @@ mod tests {
         let node_ports = Some((30_000, 32_767));
         let terms = Terms { ranges: overlay.clone(), clear: clear(Opens::Outgoing), node_ports, ..Terms::default() };
         assert_eq!(plain.terms, terms);
-        let all = json!({"ranges": ["10.1.2.3/8"], "services": ["10.96.0.0/12"], "exclude": ["10.9.0.0/16"],
+        let all = json!({"ranges": ["10.0.0.0/8"], "services": ["10.96.0.0/12"], "exclude": ["10.9.0.0/16"],
             "clear": "deny", "nodePorts": false, "loadBalancers": ["198.51.100.0/24"]});
         let all = Capturing::read(&all, &overlay).unwrap().unwrap();
         let capture = all.of_pod(&["10.244.1.7".parse().unwrap()], Path::new("/run"));
@@ -298,7 +298,7 @@ mod tests {
     #[test]
     fn ports_are_accepted_from_everybody_or_from_the_prefixes_that_are_named() {
         let value = json!({"ranges": ["10.244.0.0/16"], "clear": "deny", "accept": [{"port": 9090},
-            {"port": "8000-8100", "proto": "udp", "from": ["192.0.2.7/24", "fd00::/8"]}]});
+            {"port": "8000-8100", "proto": "udp", "from": ["192.0.2.0/24", "fd00::/8"]}]});
         let capturing = Capturing::read(&value, &[]).unwrap().unwrap();
         let accept = |protocol, ports, from: &[&str]| Accept { protocol, ports, from: nets(from) };
         let expected = [accept(6, (9090, 9090), &[]), accept(17, (8000, 8100), &["192.0.2.0/24", "fd00::/8"])];

@@ -110,7 +110,7 @@ mod tests {
     fn isolation_is_off_on_or_with_exceptions() {
         assert_eq!(Isolation::read(&json!(false)).unwrap(), None);
         assert_eq!(Isolation::read(&json!(true)).unwrap(), Some(Isolation::default()));
-        let some = json!({"ranges": ["10.1.2.3/8"], "dns": ["10.96.0.10"], "probes": ["192.0.2.1"]});
+        let some = json!({"ranges": ["10.0.0.0/8"], "dns": ["10.96.0.10"], "probes": ["192.0.2.1"]});
         let isolate = of_pod(some, json!({"prevResult": {}}));
         assert_eq!(isolate.ranges, ["10.0.0.0/8".parse::<IpNet>().unwrap()]);
         assert_eq!(isolate.dns, ["10.96.0.10".parse::<IpAddr>().unwrap()]);

@@ -1,5 +1,6 @@
-//! The plugin's entry in the network configuration list, checked as a whole before anything is changed. Keys that are
-//! not ours are ignored; a wrong value is refused with an error that names key and value.
+//! The plugin's entry in the network configuration list, checked as a whole before anything is changed. A wrong value is
+//! refused with an error that names key and value, and so is a key that neither we nor the CNI specification know:
+//! it is a typing error, and what it was meant to switch on would silently be off.
 
 pub mod capturing;
 pub mod isolation;
@@ -15,7 +16,7 @@ use crate::attachment::room::Users;
 use crate::enrolment::Enrolment;
 use crate::launch::{CaAccess, Flow, Mode, Underlay};
 use crate::reply::{Error, code};
-use crate::request::checked::{prefixes, refuse_other_keys, refused};
+use crate::request::checked::{hint, prefixes, refuse_other_keys, refused};
 use crate::request::{self, NetworkConfig};
 use crate::settings::capturing::Capturing;
 use crate::settings::isolation::Isolation;
@@ -73,6 +74,7 @@ impl Settings {
     /// Code 7, naming key and value.
     pub fn read(config: &NetworkConfig) -> Result<Self, Error> {
         let keys = Keys { config };
+        keys.are_known()?;
         let overlay = keys.overlay()?;
         let settings = Self {
             supervisor: keys.supervisor()?,
@@ -128,6 +130,14 @@ struct Keys<'a> {
 }
 
 impl Keys<'_> {
+    fn are_known(&self) -> Result<(), Error> {
+        let is_known = |key: &&str| OURS.contains(key) || OF_CNI.contains(key) || is_of_somebody(key);
+        let Some(key) = self.config.keys().find(|key| !is_known(key)) else { return Ok(()) };
+        let value = self.config.value(key)?.unwrap_or_default();
+        let expected = format!("{}only the keys {} in the entry", hint(key, &OURS), OURS.join(", "));
+        Err(refused(key, &value, &expected))
+    }
+
     fn text(&self, key: &str) -> Result<Option<String>, Error> {
         match self.config.value(key)? {
             None => Ok(None),
@@ -330,8 +340,22 @@ impl Keys<'_> {
                 return Err(refused(&name, found, &format!("nothing here, but {instead}")));
             }
         }
+        // The instance ignores keys of rules that it does not know, as Go does, so a rule would mean something else.
+        for (direction, rule) in ["outbound", "inbound"].into_iter().flat_map(|direction| {
+            let rules = value.pointer(&format!("/firewall/{direction}")).and_then(Value::as_array);
+            rules.into_iter().flatten().map(move |rule| (direction, rule))
+        }) {
+            if let Some(rule) = rule.as_object() {
+                refuse_other_keys(&format!("nebula.firewall.{direction}"), rule, &OF_RULES)?;
+            }
+        }
         Ok(value)
     }
+}
+
+/// Keys of others that an entry may carry: names with a domain (`cni.dev/valid-attachments`), and comments.
+fn is_of_somebody(key: &str) -> bool {
+    key.contains(['/', '.']) || key.starts_with(['_', '#'])
 }
 
 fn is_server_name(name: &str) -> bool {
@@ -352,6 +376,50 @@ fn is_executable(path: &Path) -> bool {
     path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
 
+const OURS: [&str; 21] = [
+    "supervisor",
+    "instance",
+    "device",
+    "flow",
+    "provisional",
+    "deliverKey",
+    "mode",
+    "underlay",
+    "isolate",
+    "capture",
+    "renumber",
+    "overlay",
+    "timeoutSeconds",
+    "portRange",
+    "users",
+    "memoryLimitMiB",
+    "stateDir",
+    "enrol",
+    "kubeconfig",
+    "ca",
+    "nebula",
+];
+/// Keys that the CNI specification (1.1, section 1) defines for any plugin or list, and those that runtimes and Multus add.
+const OF_CNI: [&str; 15] = [
+    "cniVersion",
+    "cniVersions",
+    "name",
+    "type",
+    "capabilities",
+    "runtimeConfig",
+    "prevResult",
+    "args",
+    "ipam",
+    "ipMasq",
+    "dns",
+    "disableCheck",
+    "disableGC",
+    "deviceID",
+    "pciBusID",
+];
+/// Keys of firewall rules (Go Nebula's `firewall.go`).
+const OF_RULES: [&str; 10] =
+    ["port", "code", "proto", "host", "group", "groups", "cidr", "local_cidr", "ca_name", "ca_sha"];
 const INSTANCE: &str = "nebula-cni-instance";
 const BIN_DIR: &str = "/opt/cni/bin";
 /// Default of the key `stateDir`.
@@ -419,27 +487,7 @@ pub(crate) mod tests {
         let entry = chain["plugins"].as_array().unwrap().last().unwrap();
         let settings = Settings::read(&config(entry)).unwrap();
         assert_eq!((settings.flow, settings.mode), (Flow::Node, Mode::Strict));
-        for key in [
-            "supervisor",
-            "device",
-            "flow",
-            "provisional",
-            "deliverKey",
-            "mode",
-            "underlay",
-            "isolate",
-            "capture",
-            "renumber",
-            "overlay",
-            "timeoutSeconds",
-            "portRange",
-            "users",
-            "memoryLimitMiB",
-            "stateDir",
-            "enrol",
-            "ca",
-            "nebula",
-        ] {
+        for key in OURS.iter().filter(|key| !["instance", "kubeconfig"].contains(key)) {
             assert!(!entry[key].is_null(), "{key} is missing");
         }
     }
@@ -447,9 +495,30 @@ pub(crate) mod tests {
     #[test]
     fn keys_of_others_are_tolerated() {
         let mut entry = good();
-        entry["vendorKey"] = json!({"x": [1]});
-        entry["capabilities"] = json!({"portMappings": true});
+        entry["vendor.example/key"] = json!({"x": [1]});
+        entry["_comment"] = json!("who to ask");
+        for key in OF_CNI.iter().filter(|key| !["cniVersion", "name"].contains(key)) {
+            entry[key] = json!({"x": true});
+        }
         assert!(Settings::read(&config(&entry)).is_ok());
+    }
+
+    #[test]
+    fn misspelt_keys_are_refused_and_the_nearest_one_is_named() {
+        for (key, nearest) in [("isolat", "isolate"), ("Capture", "capture"), ("timeoutSecond", "timeoutSeconds")] {
+            let mut entry = good();
+            entry[key] = json!(true);
+            let error = Settings::read(&config(&entry)).unwrap_err();
+            assert_eq!(error.code, 7);
+            assert!(error.msg.contains(key) && error.msg.contains(&format!("{nearest:?}?")), "{error}");
+        }
+        for direction in ["inbound", "outbound"] {
+            let mut entry = good();
+            entry["nebula"] = json!({"firewall": {direction: [{"port": "any", "proto": "any", "hosts": "any"}]}});
+            let error = Settings::read(&config(&entry)).unwrap_err();
+            let named = format!("nebula.firewall.{direction}.hosts");
+            assert!(error.msg.contains(&named) && error.msg.contains("\"host\"?"), "{error}");
+        }
     }
 
     #[test]
@@ -467,6 +536,9 @@ pub(crate) mod tests {
             ("overlay", json!(["010.42.0.0/16"])),
             ("overlay", json!(["10.42.0.0/016"])),
             ("overlay", json!(["10.42.0.0/+16"])),
+            ("overlay", json!(["10.42.0.0/33"])),
+            ("overlay", json!(["10.42.7.7/16"])),
+            ("overlay", json!(["fd42::1/64"])),
             ("supervisor", json!("runit")),
             ("flow", json!("pod")),
             ("underlay", json!("node")),
@@ -601,7 +673,7 @@ pub(crate) mod tests {
         entry["overlay"] = json!([]);
         let error = Settings::read(&config(&entry)).unwrap_err();
         assert!(error.msg.contains("\"overlay\""), "{error:?}");
-        entry["overlay"] = json!(["10.42.7.7/16", "fd42::/64"]);
+        entry["overlay"] = json!(["10.42.0.0/16", "fd42::/64"]);
         let overlay = Settings::read(&config(&entry)).unwrap().overlay;
         assert_eq!(overlay, ["10.42.0.0/16", "fd42::/64"].map(|net| net.parse::<IpNet>().unwrap()));
     }

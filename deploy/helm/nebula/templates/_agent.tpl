@@ -64,6 +64,10 @@ volumeMounts:
 - name: config
   configMap:
     name: nebula-cni-agent
+{{- if not .proof }}
+    # Once it is gone, an uninstallation asks the runtime.
+    optional: true
+{{- end }}
 {{- if .proof }}
 {{ include "nebula.proof" . }}
 {{- end }}

@@ -1,3 +1,9 @@
+{{- define "nebula.beforeChanges" -}}
+helm.sh/hook: pre-install,pre-upgrade,pre-rollback
+helm.sh/hook-weight: {{ . | quote }}
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end }}
+
 {{- define "nebula.preDelete" -}}
 helm.sh/hook: pre-delete
 helm.sh/hook-weight: {{ . | quote }}
