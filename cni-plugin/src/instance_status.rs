@@ -42,6 +42,22 @@ pub struct Status {
     pub init_overdue: bool,
     /// The cluster table of a captured pod.
     pub table: Option<ClusterTable>,
+    /// The settings that it follows; `None`: it is of a release that keeps those of its start.
+    pub settings: Option<FollowedSettings>,
+}
+
+/// A part of what the status document says about the settings of the tunnel.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub struct FollowedSettings {
+    /// [`crate::launch::contract_hash`] of the contract that they are from.
+    pub contract: String,
+    /// MTU of the device that belongs to them.
+    pub device_mtu: Option<u32>,
+    /// Why those that came last are not in force.
+    pub refused: Option<String>,
+    /// Keys of Nebula's configuration whose change takes effect at the next start.
+    #[serde(default)]
+    pub at_the_next_start: Vec<String>,
 }
 
 /// A part of what the status document says about the cluster table.

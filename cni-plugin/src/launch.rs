@@ -214,6 +214,12 @@ pub enum Mode {
     Lazy,
 }
 
+/// Tells contracts apart: an instance reports the hash of the one that it follows.
+#[must_use]
+pub fn contract_hash(text: &[u8]) -> String {
+    format!("{:016x}", fnv1a(&[&String::from_utf8_lossy(text)]))
+}
+
 /// How to reach the CA service and authenticate to it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

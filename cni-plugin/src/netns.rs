@@ -7,8 +7,11 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::thread;
 
+use nix::libc;
 use nix::sched::{CloneFlags, setns};
 use nix::sys::statfs::{NSFS_MAGIC, fstatfs};
+
+use crate::netlink;
 
 /// Identity of a namespace: (st_dev, st_ino). Inode numbers are reused, so compare only while one of the two is held
 /// open.
@@ -51,6 +54,12 @@ pub trait Namespaces {
     /// # Errors
     /// Returns the system's error.
     fn link(&self, netns: &Netns, name: &str) -> io::Result<Option<Link>>;
+
+    /// Sets the MTU of the interface `name` in a namespace.
+    ///
+    /// # Errors
+    /// Returns the system's error.
+    fn set_mtu(&self, netns: &Netns, name: &str, mtu: u32) -> io::Result<()>;
 }
 
 /// The kernel's network namespaces.
@@ -60,7 +69,7 @@ pub struct SystemNamespaces;
 impl Namespaces for SystemNamespaces {
     fn open(&self, path: &Path) -> io::Result<Netns> {
         // Without O_NONBLOCK a path to a fifo would block forever.
-        let file = OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path)?;
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
         if fstatfs(&file)?.filesystem_type() != NSFS_MAGIC {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a namespace"));
         }
@@ -75,6 +84,17 @@ impl Namespaces for SystemNamespaces {
 
     fn link(&self, netns: &Netns, name: &str) -> io::Result<Option<Link>> {
         in_namespace(&netns.file, || link_here(name))
+    }
+
+    fn set_mtu(&self, netns: &Netns, name: &str, mtu: u32) -> io::Result<()> {
+        in_namespace(&netns.file, || {
+            let index = nix::net::if_::if_nametoindex(name)?;
+            // struct ifinfomsg
+            let mut body = vec![0; 16];
+            body[4..8].copy_from_slice(&index.to_ne_bytes());
+            netlink::push_attribute(&mut body, libc::IFLA_MTU, &mtu.to_ne_bytes());
+            netlink::ask_route(libc::RTM_NEWLINK, 0, &body).map(drop)
+        })
     }
 }
 

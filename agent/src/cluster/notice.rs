@@ -6,6 +6,7 @@ use nebula_cni_plugin::launch::Pod;
 
 use crate::config::Unprotected;
 use crate::readiness::{Part, Standing};
+use crate::reconcile::old_settings::ADVICE;
 use crate::reconcile::plan::Stranded;
 use crate::reconcile::repair::RepairError;
 
@@ -121,6 +122,13 @@ impl Notice {
             "Enrol",
             format!("The pod has lost its certificate, or never got it: {why}. {advice}"),
         )
+    }
+
+    /// A pod goes on with settings that have changed since.
+    #[must_use]
+    pub fn old_settings(pod: &Pod, what: &str) -> Self {
+        let note = format!("The pod's tunnel runs with old settings, {what}. To give it those of the chart, {ADVICE}.");
+        warning(pod, "NebulaOldSettings", "Refresh", note)
     }
 
     /// The instance of a pod keeps dying.

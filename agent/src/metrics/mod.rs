@@ -30,6 +30,7 @@ struct State {
     failed_looks: u64,
     look: Duration,
     pods: Vec<(Stand, Option<Arc<Status>>)>,
+    old_settings: usize,
     repairs: BTreeMap<(&'static str, &'static str), u64>,
     events: BTreeMap<&'static str, u64>,
     releases: BTreeMap<&'static str, u64>,
@@ -48,6 +49,11 @@ impl Metrics {
         let pods = pods.iter().map(|stand| (stand.clone(), answers.get(&stand.sandbox).cloned())).collect();
         let mut state = self.state();
         (state.pods, state.look, state.looks) = (pods, took, state.looks + 1);
+    }
+
+    /// Takes how many pods go on with other settings than those of the chain entry.
+    pub fn old_settings(&self, pods: usize) {
+        self.state().old_settings = pods;
     }
 
     /// Counts a look at the node that failed.
@@ -98,6 +104,13 @@ impl Metrics {
             let count = state.pods.iter().filter(|(stand, _)| stand.protection.name() == name).count();
             let _ = writeln!(out, "nebula_cni_pods{{state=\"{name}\"}} {count}");
         }
+        one(
+            &mut out,
+            "nebula_cni_old_settings_pods",
+            "gauge",
+            "Pods that go on with other settings than those of the chain entry.",
+            state.old_settings,
+        );
         head(&mut out, "nebula_cni_repairs_total", "counter", "Repairs by kind and result.");
         for ((kind, result), count) in &state.repairs {
             let _ = writeln!(out, "nebula_cni_repairs_total{{kind=\"{kind}\",result=\"{result}\"}} {count}");

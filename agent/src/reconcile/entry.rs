@@ -131,6 +131,15 @@ impl Entry {
         Call { env: environment("ADD", pod, IFNAME, netns), stdin: Value::Object(stdin).to_string() }
     }
 
+    /// The call that hands the settings to all pods that run. It names none of them.
+    #[must_use]
+    pub fn refresh(&self) -> Call {
+        let none = HashMap::new();
+        let any = PodFacts { container_id: "any", namespace: "any", name: "any", uid: "", annotations: &none };
+        let env = environment("ADD", &any, IFNAME, "/proc/self/ns/net");
+        Call { env, stdin: Value::Object(self.stdin.clone()).to_string() }
+    }
+
     /// The call that removes an attachment.
     #[must_use]
     pub fn detach(&self, key: &Key) -> Call {

@@ -7,12 +7,14 @@ use std::time::{Duration, Instant, SystemTime};
 use nebula_cni_plugin::clock::{Clock, SystemClock};
 use nebula_cni_plugin::launch::Pod;
 use nebula_cni_plugin::netlink::nftables;
+use nebula_cni_plugin::verb::refresh::Refreshed;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::backoff::Backoff;
 use super::entry::Entry;
 use super::observe::{Depth, Observer, records_changed};
+use super::old_settings::{self, OldSettings};
 use super::plan::{Action, Plan, Protection, Reason, Repair, Stand, plan};
 use super::program::Plugin;
 use super::repair::{Outcome, RepairError, Tools};
@@ -57,6 +59,19 @@ struct Memory {
     /// How thorough the next look is, unless a thorough one is due.
     depth: Depth,
     records: Option<SystemTime>,
+    settings: Handing,
+}
+
+/// How running pods get the settings of the entry.
+#[derive(Debug)]
+struct Handing {
+    /// The call of the plugin that is under way.
+    call: JoinSet<Result<Refreshed, RepairError>>,
+    /// The entry that was handed over last.
+    entry: Option<Arc<Entry>>,
+    /// When pods are compared with it again.
+    due: Instant,
+    found: OldSettings,
 }
 
 /// When the rules of nf_tables on this node were last compared with the records: whoever loads another rule set, as
@@ -82,6 +97,12 @@ impl Keeper {
             rules: Rules { generation: 0, due: SystemClock.now() },
             depth: Depth::Thorough,
             records: None,
+            settings: Handing {
+                call: JoinSet::new(),
+                entry: None,
+                due: SystemClock.now(),
+                found: OldSettings::default(),
+            },
         };
         let mut tick = tokio::time::interval(QUICK_INTERVAL);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -120,12 +141,49 @@ impl Keeper {
         memory.backoff.retain(|container| there.contains(container));
         memory.labelled.retain(|container| there.contains(container.as_str()));
         self.metrics.looked(&plan.pods, memory.observer.answers(), SystemClock.now().saturating_duration_since(began));
-        self.tell(&plan, memory);
+        let old = memory.settings.found.of_pods(&plan.pods, memory.observer.answers());
+        self.metrics.old_settings(old.count());
+        self.tell(&plan, &old, memory);
         self.begin(entry, &plan, memory);
+        self.hand_over_settings(entry, memory);
         if seen.records.iter().any(|record| record.has_rules) {
             self.look_after_rules(entry, memory);
         }
-        self.readiness.set(Part::Reconciled, standing(&plan));
+        self.readiness.set(Part::Reconciled, standing(&plan, &old));
+    }
+
+    /// Has the plugin compare running pods with the entry, at once when it has changed, and from time to time because a runtime
+    /// goes on with its chain for a moment.
+    fn hand_over_settings(&self, entry: &Arc<Entry>, memory: &mut Memory) {
+        let now = SystemClock.now();
+        let Handing { call, entry: last, due, .. } = &mut memory.settings;
+        let is_new = last.as_ref().is_none_or(|last| !Arc::ptr_eq(last, entry));
+        if !call.is_empty() || (!is_new && now < *due) {
+            return;
+        }
+        (*last, *due) = (Some(Arc::clone(entry)), now + THOROUGH_INTERVAL);
+        let tools = Tools { plugin: self.plugin.clone(), entry: Arc::clone(entry), runtime: self.runtime.clone() };
+        call.spawn(async move { tools.refresh().await });
+    }
+
+    fn handed_over(&self, outcome: Result<Refreshed, RepairError>, memory: &mut Memory) {
+        let refreshed = match outcome {
+            Ok(refreshed) => refreshed,
+            Err(error) => {
+                self.metrics.repaired(REFRESH, false);
+                tracing::warn!(%error, "cannot hand changed settings to running pods");
+                return;
+            }
+        };
+        if !refreshed.refreshed.is_empty() {
+            tracing::info!(pods = ?refreshed.refreshed, "running pods have the changed settings");
+        }
+        for failure in &refreshed.failed {
+            tracing::warn!(pod = failure.pod, error = failure.why, "a running pod keeps its settings");
+        }
+        refreshed.refreshed.iter().for_each(|_| self.metrics.repaired(REFRESH, true));
+        refreshed.failed.iter().for_each(|_| self.metrics.repaired(REFRESH, false));
+        memory.settings.found = OldSettings::found(refreshed);
     }
 
     /// Waits for the next look: a tick, the end of a repair, a changed record or pod, another chain. Returns how thorough
@@ -145,6 +203,12 @@ impl Keeper {
                 _ = records.tick() => {
                     if records_changed(&self.plugin.host, entry) != memory.records {
                         return Depth::Quick;
+                    }
+                }
+                Some(ended) = memory.settings.call.join_next() => {
+                    if let Ok(outcome) = ended {
+                        self.handed_over(outcome, memory);
+                        return Depth::Glance;
                     }
                 }
                 Some(ended) = memory.repairs.join_next() => {
@@ -269,7 +333,7 @@ impl Keeper {
     }
 
     /// Reports how the pods stand. Repetitions are left out on the way.
-    fn tell(&self, plan: &Plan, memory: &Memory) {
+    fn tell(&self, plan: &Plan, old: &OldSettings, memory: &Memory) {
         let reasons: BTreeMap<&str, Reason> =
             plan.repairs.iter().map(|repair| (repair.action.container(), repair.reason)).collect();
         let now = SystemClock.unix_seconds();
@@ -293,15 +357,14 @@ impl Keeper {
                 }
                 Protection::CrashLooping { restarts, delay } => Some(Notice::crash_looping(pod, *restarts, *delay)),
             };
-            if let Some(notice) = notice {
-                self.api_queue.report(notice);
-            }
+            let old = old.of(&pod.namespace, &pod.name).map(|what| Notice::old_settings(pod, &what));
+            notice.into_iter().chain(old).for_each(|notice| self.api_queue.report(notice));
         }
     }
 }
 
 /// The node is ready all the same: these pods do no harm, and others are not like them.
-fn standing(plan: &Plan) -> Standing {
+fn standing(plan: &Plan, old: &OldSettings) -> Standing {
     let mut text = "sandboxes and records are compared".to_owned();
     let opted_out = |stand: &Stand| (stand.protection == Protection::OptedOut).then(|| name(&stand.pod));
     if let Some(pods) = named(plan.pods.iter().filter_map(opted_out).collect()) {
@@ -311,7 +374,12 @@ fn standing(plan: &Plan) -> Standing {
         Protection::Stranded(why) => Some(format!("{} ({why})", name(&stand.pod))),
         _ => None,
     };
+    let old = old.line();
+    if let Some(line) = &old {
+        text += &format!("; {line}");
+    }
     match named(plan.pods.iter().filter_map(stranded).collect()) {
+        None if old.is_some() => Standing::good(text).advice(old_settings::ADVICE),
         None => Standing::good(text),
         Some(pods) => Standing::good(format!("{text}; {pods} waiting for a token"))
             .advice("delete the pods that stay so: no init container will show their tokens again"),
@@ -330,6 +398,8 @@ fn name(pod: &Pod) -> String {
     format!("{}/{}", pod.namespace, pod.name)
 }
 
+/// How the metric of repairs names it.
+const REFRESH: &str = "refresh";
 const QUICK_INTERVAL: Duration = Duration::from_secs(2);
 const THOROUGH_INTERVAL: Duration = Duration::from_secs(30);
 /// What others do to the rules of a node all the time, such as kube-proxy, must not cost more than a part of this.
@@ -357,13 +427,13 @@ mod tests {
     #[test]
     fn the_status_names_stranded_pods_and_stays_good() {
         let well = Plan { pods: vec![stand("web", Protection::Protected)], repairs: Vec::new() };
-        assert_eq!(standing(&well), Standing::good("sandboxes and records are compared"));
+        assert_eq!(standing(&well, &OldSettings::default()), Standing::good("sandboxes and records are compared"));
         let mut plan = well;
         plan.pods.push(stand("old", Protection::OptedOut));
-        let told = standing(&plan);
+        let told = standing(&plan, &OldSettings::default());
         assert!(told.ok && told.reason.ends_with("1 pod(s) (shop/old) opted out by annotation"), "{told:?}");
         plan.pods.extend((0..12).map(|n| stand(&format!("db-{n}"), Protection::Stranded(Stranded::CertificateLost))));
-        let told = standing(&plan);
+        let told = standing(&plan, &OldSettings::default());
         assert!(
             told.ok && told.reason.contains("12 pod(s)") && told.reason.contains("shop/db-9 (its instance"),
             "{told:?}"

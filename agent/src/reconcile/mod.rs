@@ -9,6 +9,7 @@ pub mod command;
 pub mod entry;
 pub mod keeper;
 pub mod observe;
+pub mod old_settings;
 pub mod plan;
 pub mod prev_result;
 pub mod program;

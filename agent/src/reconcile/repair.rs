@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use nebula_cni_plugin::reply::code;
 use nebula_cni_plugin::request::Key;
+use nebula_cni_plugin::verb::refresh::Refreshed;
 use serde_json::Value;
 
 use super::entry::{Entry, PodFacts};
@@ -83,6 +84,19 @@ impl Tools {
     pub async fn mend(&self) -> Result<(), RepairError> {
         let state_dir = self.entry.state_dir.display().to_string();
         self.run(move |plugin| plugin.run(&["reconcile", &state_dir], None, TIMEOUT)).await.map(drop)
+    }
+
+    /// Hands the settings of the entry to the instances of running pods.
+    ///
+    /// # Errors
+    /// None was told.
+    pub async fn refresh(&self) -> Result<Refreshed, RepairError> {
+        let call = self.entry.refresh();
+        let said = self.run(move |plugin| plugin.run(&["refresh"], Some(&call), TIMEOUT)).await?;
+        serde_json::from_str(&said).map_err(|error| {
+            // One of another release says what it can do.
+            RepairError::Interrupted(format!("the plugin's answer is not understood: {error}"))
+        })
     }
 
     /// Shows an instance its pod's token.

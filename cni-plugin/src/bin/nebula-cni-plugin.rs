@@ -23,7 +23,7 @@ use nebula_cni_plugin::supervisor::{Direct, Systemd, heir, launcher};
 use nebula_cni_plugin::verb::attach::{self, Outcome};
 use nebula_cni_plugin::verb::present::{self, Tokens};
 use nebula_cni_plugin::verb::reconcile::{self, Depth};
-use nebula_cni_plugin::verb::{self, add, table};
+use nebula_cni_plugin::verb::{self, add, refresh, table};
 
 fn main() -> ExitCode {
     close_inherited_files();
@@ -37,6 +37,7 @@ fn main() -> ExitCode {
             }
             Some("attach") => attach(rest.first().is_some_and(|word| word == "--afresh")),
             Some("present") => present(rest),
+            Some("refresh") => refresh(),
             Some("table") => table(rest),
             Some("reconcile") => reconcile(rest.first().map_or_else(|| Path::new(STATE_DIR), Path::new)),
             _ => about(),
@@ -127,6 +128,26 @@ fn present(arguments: &[OsString]) -> ExitCode {
     }
 }
 
+/// Hands the settings of the entry, which is given as for ADD, to the instances of pods that run.
+fn refresh() -> ExitCode {
+    let env: Env = env::vars_os().collect();
+    let (version, request) = request::read(&env, io::stdin().lock());
+    let direct = Direct::new();
+    let refreshed = match request {
+        Ok(Some(Request::Add(request))) => Settings::read(&request.config)
+            .and_then(|settings| refresh::run(&settings, &request.config.name, &this_host(&direct))),
+        Ok(_) => Err(Error::new(code::ENVIRONMENT, "refresh needs CNI_COMMAND ADD")),
+        Err(error) => Err(error),
+    };
+    match refreshed {
+        Ok(refreshed) => match print(&serde_json::to_string(&refreshed).unwrap_or_default()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(_) => ExitCode::FAILURE,
+        },
+        Err(error) => refuse(&error, &version),
+    }
+}
+
 fn reconcile(state_dir: &Path) -> ExitCode {
     let direct = Direct::new();
     match reconcile::all(state_dir, &this_host(&direct)) {
@@ -212,6 +233,9 @@ fn about() -> ExitCode {
     eprintln!("\"nebula-cni-plugin reconcile [STATE_DIR]\" starts instances that died and forgets pods that are gone.");
     eprintln!("\"nebula-cni-plugin attach\" gives a running pod what ADD would have given it, and is asked like ADD;");
     eprintln!("with --afresh also one whose attachment looks complete.");
+    eprintln!(
+        "\"nebula-cni-plugin refresh\" hands the settings of the entry to pods that run, and is asked like ADD, for any pod."
+    );
     eprintln!(
         "\"nebula-cni-plugin present STATE_DIR NETWORK CONTAINER_ID IFNAME [KUBELET_DIR [AUDIENCE]]\" shows a pod's"
     );

@@ -94,6 +94,14 @@ impl CaptureGuard {
         guard
     }
 
+    /// Whether rules that were made now would be for the same networks and ports.
+    #[must_use]
+    pub fn is_made_of(&self, terms: &Terms) -> bool {
+        let Terms { ranges, services, exclude, clear, .. } = terms;
+        let open = [&services[..], exclude].concat();
+        (&self.ranges, &self.open, &self.exclude, &self.clear) == (ranges, &open, exclude, clear)
+    }
+
     /// Those of a pod's addresses that are in no range and not excluded either. Nothing passes from or to them.
     #[must_use]
     pub fn uncovered(&self, addresses: &[IpNet]) -> Vec<IpAddr> {

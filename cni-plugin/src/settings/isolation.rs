@@ -54,6 +54,16 @@ impl Isolation {
         dns.truncate(MAX_ADDRESSES);
         Isolate { ranges: self.ranges.clone(), dns, probes }
     }
+
+    /// Whether a pod for which these settings were resolved would get the same. What depends on its node and runtime is
+    /// taken to be so.
+    #[must_use]
+    pub fn allows(&self, isolate: &Isolate) -> bool {
+        let is_same = |written: &Option<Vec<IpAddr>>, resolved: &Vec<IpAddr>| {
+            written.as_ref().is_none_or(|written| written.iter().take(MAX_ADDRESSES).eq(resolved))
+        };
+        self.ranges == isolate.ranges && is_same(&self.dns, &isolate.dns) && is_same(&self.probes, &isolate.probes)
+    }
 }
 
 /// The pod's DNS servers, which runtimes pass to plugins with the capability `dns`.

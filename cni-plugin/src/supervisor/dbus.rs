@@ -208,6 +208,12 @@ impl Body {
         self
     }
 
+    pub(super) fn number(mut self, number: i32) -> Self {
+        self.signature.push('i');
+        put_u32(&mut self.bytes, number.cast_unsigned());
+        self
+    }
+
     /// Appends a list of named values, a(sv).
     pub(super) fn properties(mut self, properties: &[(&str, Value<'_>)]) -> Self {
         self.signature.push_str("a(sv)");

@@ -62,6 +62,10 @@ impl Supervisor for Direct {
         release(&mut child, started)
     }
 
+    fn reload(&self, _: &Files, process: Option<Process>, _: &dyn Clock) -> Result<(), String> {
+        process.ok_or_else(|| "no instance was started".to_owned())?.hang_up()
+    }
+
     fn is_alive(&self, files: &Files, process: Option<Process>, _: &dyn Clock) -> bool {
         log::cut(&files.log());
         process.is_some_and(Process::is_alive)

@@ -77,6 +77,12 @@ pub trait Supervisor {
         started: &mut dyn FnMut(Option<Process>) -> io::Result<()>,
     ) -> Result<(), StartFailure>;
 
+    /// Tells the attachment's instance, by SIGHUP, to read its launch contract again.
+    ///
+    /// # Errors
+    /// Returns an error if there is none.
+    fn reload(&self, files: &Files, process: Option<Process>, clock: &dyn Clock) -> Result<(), String>;
+
     /// Whether the attachment's instance is running or about to be restarted.
     fn is_alive(&self, files: &Files, process: Option<Process>, clock: &dyn Clock) -> bool;
 

@@ -45,6 +45,17 @@ impl Process {
         stat(self.pid).filter(|stat| stat.start_time == self.start_time)
     }
 
+    /// Sends SIGHUP.
+    ///
+    /// # Errors
+    /// Returns an error if it does not run.
+    pub fn hang_up(self) -> Result<(), String> {
+        if !self.is_alive() {
+            return Err(format!("process {} does not run", self.pid));
+        }
+        kill(Pid::from_raw(self.pid), Signal::SIGHUP).map_err(|e| format!("process {}: {}", self.pid, e.desc()))
+    }
+
     /// Sends SIGTERM, then SIGKILL.
     ///
     /// # Errors

@@ -72,6 +72,14 @@ impl Supervisor for Systemd {
         manager.start(&unit, launch).map(|_| ()).map_err(spawn)
     }
 
+    fn reload(&self, files: &Files, _: Option<Process>, clock: &dyn Clock) -> Result<(), String> {
+        let unit = files.unit();
+        let body = Body::default().text(&unit).text("main").number(SIGHUP);
+        let told = Manager::connect(clock, Deadline::after(clock, PROBE))
+            .and_then(|mut manager| manager.call("KillUnit", &body).map(drop));
+        told.map_err(|error| format!("unit {unit}: {error}"))
+    }
+
     fn is_alive(&self, files: &Files, _: Option<Process>, clock: &dyn Clock) -> bool {
         let state = Manager::connect(clock, Deadline::after(clock, PROBE))
             .and_then(|mut manager| manager.property(&files.unit(), "Unit", "ActiveState"));
@@ -276,6 +284,8 @@ const CLONE_NEWNET: u64 = 0x4000_0000;
 
 // systemd ignores system calls that it does not know.
 const LANDLOCK: [&str; 3] = ["landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"];
+
+const SIGHUP: i32 = nix::libc::SIGHUP;
 
 // systemd is on the same machine: it answers at once, or something is wrong with it.
 const PROBE: Duration = Duration::from_secs(2);

@@ -124,6 +124,10 @@ mod tests {
         fn link(&self, _: &Netns, _: &str) -> io::Result<Option<Link>> {
             Ok(Some(Link { up: true, addresses: vec![(IpAddr::from([10, 244, 1, 2]), 24)] }))
         }
+
+        fn set_mtu(&self, _: &Netns, _: &str, _: u32) -> io::Result<()> {
+            Ok(())
+        }
     }
 
     impl Links for Node {
@@ -223,6 +227,10 @@ mod tests {
             started: &mut dyn FnMut(Option<Process>) -> io::Result<()>,
         ) -> Result<(), StartFailure> {
             self.start(launch, clock, Deadline::after(clock, launch.budget), started)
+        }
+
+        fn reload(&self, _: &Files, _: Option<Process>, _: &dyn Clock) -> Result<(), String> {
+            Ok(())
         }
 
         fn is_alive(&self, _: &Files, _: Option<Process>, _: &dyn Clock) -> bool {

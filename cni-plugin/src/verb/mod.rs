@@ -8,6 +8,7 @@ pub mod gc;
 mod node_token;
 pub mod present;
 pub mod reconcile;
+pub mod refresh;
 pub mod status;
 pub mod table;
 

@@ -40,6 +40,10 @@ impl Namespaces for Pretended {
         assert_eq!(name, "nebula0");
         Ok(self.link.borrow().clone())
     }
+
+    fn set_mtu(&self, _: &Netns, _: &str, _: u32) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 fn check(node: &Node, namespaces: &dyn Namespaces) -> Result<String, Error> {

@@ -192,7 +192,8 @@ fn same_device(old: &TunSettings, new: &TunSettings) -> bool {
     *old == reloadable
 }
 
-fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
+/// The keys of settings that differ and take effect at the next start.
+pub(crate) fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
     let changed = [
         ("cipher", old.cipher != new.cipher),
         ("handshakes", old.handshakes != new.handshakes),

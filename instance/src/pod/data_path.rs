@@ -233,6 +233,26 @@ impl DataPath {
         }
     }
 
+    /// Goes on with `new` in place of `old`, but for what needs another start and for the device, which this process may no
+    /// longer change. Live flows are judged again by the new rules. A path that is closed stays so.
+    pub(crate) fn reconfigure(&mut self, new: &Settings, old: &Settings, is_open: bool) {
+        self.set_lighthouses(new);
+        let Some(handle) = self.handle() else { return };
+        let advertise = (old.advertise != new.advertise).then(|| names::resolve_once(&new.advertise));
+        let (settings, port) = (new.clone(), self.port);
+        handle.reconfigure(move |config| {
+            let (identity, trust) = (config.identity.clone(), config.trust.clone());
+            let before = std::mem::replace(config, settings.to_config(identity, trust, port, Vec::new()));
+            config.static_hosts = before.static_hosts;
+            config.lighthouse.advertise = advertise.unwrap_or(before.lighthouse.advertise);
+            config.subnets = before.subnets;
+            config.capture = before.capture;
+            if !is_open {
+                config.firewall = before.firewall;
+            }
+        });
+    }
+
     /// Blocks all traffic. The device and its routes stay, so that nothing meant for the overlay leaves in the clear.
     pub(crate) fn close(&self) {
         if let Some(handle) = self.handle() {

@@ -2,10 +2,11 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::path::Path;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nebula_cni_plugin::launch::LaunchSpec;
+use nebula_cni_plugin::launch::{LaunchSpec, contract_hash};
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::linux::errno;
@@ -41,6 +42,39 @@ impl Launch {
     }
 }
 
+/// The launch file of a running instance, which stays open: once the instance is confined, it cannot be opened again. The
+/// plugin writes other settings of the tunnel into it and sends SIGHUP.
+#[derive(Debug)]
+pub(crate) struct OpenLaunch {
+    file: File,
+    path: PathBuf,
+}
+
+impl OpenLaunch {
+    /// Keeps the file of `launch`, read from `path`, open.
+    pub(crate) fn of(launch: &Launch, path: &Path) -> std::io::Result<Self> {
+        Ok(Self { file: launch.lock.try_clone()?, path: path.to_owned() })
+    }
+
+    /// Reads it again. Returns the contract and its [`hash`](contract_hash).
+    ///
+    /// # Errors
+    /// As [`read`].
+    pub(crate) fn read(&self) -> Result<(LaunchSpec, String), Error> {
+        let refuse = |cause: Cause| Error::launch(&self.path, cause);
+        let mut text = Vec::new();
+        let mut part = vec![0; 16 << 10];
+        while text.len() as u64 <= MAX_LAUNCH_BYTES {
+            let read = self.file.read_at(&mut part, text.len() as u64);
+            match read.map_err(|error| refuse(errno::Plain(error).into()))? {
+                0 => break,
+                count => text.extend_from_slice(&part[..count]),
+            }
+        }
+        Ok((parse(&self.path, &text)?, contract_hash(&text)))
+    }
+}
+
 /// Reads the launch contract.
 ///
 /// # Errors
@@ -50,10 +84,15 @@ pub fn read(path: &Path) -> Result<LaunchSpec, Error> {
     let mut text = Vec::new();
     let file = File::open(path).map_err(|error| refuse(errno::Plain(error).into()))?;
     file.take(MAX_LAUNCH_BYTES + 1).read_to_end(&mut text).map_err(|error| refuse(errno::Plain(error).into()))?;
+    parse(path, &text)
+}
+
+fn parse(path: &Path, text: &[u8]) -> Result<LaunchSpec, Error> {
+    let refuse = |cause: Cause| Error::launch(path, cause);
     if text.len() as u64 > MAX_LAUNCH_BYTES {
         return Err(refuse(format!("longer than {} KiB", MAX_LAUNCH_BYTES >> 10).into()));
     }
-    let tree: serde_json::Value = serde_json::from_slice(&text).map_err(|error| refuse(error.into()))?;
+    let tree: serde_json::Value = serde_json::from_slice(text).map_err(|error| refuse(error.into()))?;
     // Checked before the rest: another version may have other fields.
     if tree["version"] != LaunchSpec::VERSION {
         return Err(refuse(

@@ -48,6 +48,21 @@ pub struct Status {
     pub trust_confirmed: Option<Duration>,
     /// The cluster table of a captured pod.
     pub table: Option<TableReport>,
+    /// The settings of the tunnel that are in force.
+    pub settings: FollowedSettings,
+}
+
+/// Which settings of the launch contract the instance follows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FollowedSettings {
+    /// [`nebula_cni_plugin::launch::contract_hash`] of the contract that they are from.
+    pub contract: String,
+    /// MTU of the device that belongs to them.
+    pub device_mtu: u32,
+    /// Why those that came last are not in force.
+    pub refused: Option<String>,
+    /// Keys of Nebula's configuration whose change takes effect at the next start.
+    pub at_the_next_start: Vec<&'static str>,
 }
 
 /// Status shared with the threads that answer clients.
@@ -72,6 +87,7 @@ impl Status {
             failed: 0,
             trust_confirmed: None,
             table: None,
+            settings: FollowedSettings::default(),
         }
     }
 
@@ -326,6 +342,12 @@ fn fixed_part(status: &Status) -> Value {
         "last_error": status.last_error,
         "init_overdue": status.init_is_overdue,
         "port": status.port,
+        "settings": {
+            "contract": status.settings.contract,
+            "device_mtu": status.settings.device_mtu,
+            "refused": status.settings.refused,
+            "at_the_next_start": status.settings.at_the_next_start,
+        },
     })
 }
 

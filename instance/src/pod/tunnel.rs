@@ -16,6 +16,7 @@ use crate::ca_client::{self, CaClient, Issued, Refusal, TrustAnswer, backoff};
 use crate::config::{Settings, Value};
 use crate::handoff;
 use crate::handoff::server::HandoffServer;
+use crate::host::reloaded;
 use crate::linux::capabilities;
 use crate::linux::clock;
 use crate::linux::confinement;
@@ -33,9 +34,9 @@ use crate::pod::error::Error;
 use crate::pod::events::{Event, EventQueue, EventSender};
 use crate::pod::isolation;
 use crate::pod::kept::Kept;
-use crate::pod::launch_file::Launch;
+use crate::pod::launch_file::{Launch, OpenLaunch};
 use crate::pod::lighthouses::Configured;
-use crate::pod::status::{Shared, Status};
+use crate::pod::status::{FollowedSettings, Shared, Status};
 use crate::pod::status_socket::StatusSocket;
 use crate::pod::underlay;
 
@@ -56,7 +57,9 @@ pub fn serve(launch: &Path) -> Result<(), Error> {
     let _ = nix::unistd::setsid();
     // Set-up needs a deep stack; on a thread of its own, that memory is freed when the thread ends.
     let started = Namespace::Own.run("start", || {
-        let Launch { spec, lock: only_one } = Launch::claim(launch)?;
+        let claimed = Launch::claim(launch)?;
+        let contract = OpenLaunch::of(&claimed, launch).map_err(set_up("cannot keep the launch file open"))?;
+        let Launch { spec, lock: only_one } = claimed;
         if spec.capture.is_none() {
             capabilities::give_up(capabilities::FOR_CAPTURE).map_err(set_up("cannot give up a capability"))?;
         }
@@ -65,7 +68,7 @@ pub fn serve(launch: &Path) -> Result<(), Error> {
         log::start(settings.logging, log::Output::Stderr);
         settings.remarks.iter().for_each(|remark| tracing::warn!("{remark}"));
         let confinement = Confinement::of(&spec);
-        let (pod, events) = start(spec, settings, signals, &confinement)?;
+        let (pod, events) = start(spec, contract, settings, signals, &confinement)?;
         Ok((pod, events, only_one, confinement.prepare()))
     });
     let (mut pod, mut events, only_one, sandbox) = started.map_err(|error| Error::set_up("pod", error))??;
@@ -89,6 +92,7 @@ pub fn serve(launch: &Path) -> Result<(), Error> {
 /// Does everything that needs privileges, except what depends on the first certificate.
 fn start(
     spec: LaunchSpec,
+    contract: OpenLaunch,
     settings: Settings,
     signals: Signals,
     confinement: &Confinement,
@@ -126,6 +130,8 @@ fn start(
     let capture = spec.capture.as_ref().map(|capture| Capture::open(capture, &overlay));
     let path = DataPath::new(place, &spec, &settings, sockets, capture.as_ref().map(Capture::directory))?;
     let mut status = Status::new(&spec, port);
+    status.settings.contract = contract.read()?.1;
+    status.settings.device_mtu = settings.tun.device_mtu();
     status.table = capture.as_ref().map(Capture::report);
     let status = Arc::new(Mutex::new(status));
     let clients = StatusSocket::open(in_room(&spec.status_socket), Arc::clone(&status))
@@ -148,7 +154,10 @@ fn start(
         capture,
         polls_table,
         configured: Configured::of(&settings),
+        announced: Lighthouses::new(),
         settings,
+        started_with: None,
+        contract,
         presence,
         status,
         reports,
@@ -161,6 +170,11 @@ fn start(
 struct PodTunnel {
     /// With the lighthouses that the CA announced last.
     settings: Settings,
+    /// The settings of the start, once there are others.
+    started_with: Option<Box<Settings>>,
+    contract: OpenLaunch,
+    /// What the CA announced last.
+    announced: Lighthouses,
     /// The lighthouses of the chain's entry.
     configured: Configured,
     presence: Presence,
@@ -236,9 +250,7 @@ impl PodTunnel {
             let table = self.polls_table.then_some(LOOK_INTERVAL);
             let wait = [self.life.idle(now), trust, tidy, table].into_iter().flatten().fold(look, Duration::min);
             match events.next(wait) {
-                Some(Event::Signal(Signal::SIGHUP)) => {
-                    tracing::info!("Caught HUP; a pod's configuration does not change")
-                }
+                Some(Event::Signal(Signal::SIGHUP)) => self.reload(),
                 Some(Event::Signal(signal)) => {
                     tracing::info!(signal = go_name(signal), "Caught signal, shutting down");
                     self.stop(events);
@@ -450,10 +462,43 @@ impl PodTunnel {
 
     /// Switches to the lighthouses that the CA announced, beside those of the chain's entry.
     fn follow(&mut self, announced: Lighthouses, own: &[IpNet]) {
+        self.announced = announced.clone();
         if self.configured.add(announced, own, &mut self.settings) {
             tracing::info!(lighthouses = ?self.settings.lighthouses, "The CA announced lighthouses");
             self.path.set_lighthouses(&self.settings);
         }
+    }
+
+    /// Goes on with the settings of the tunnel that the launch file has now. What is refused changes nothing.
+    fn reload(&mut self) {
+        let read = self.contract.read().map_err(|error| error.to_string()).and_then(|(spec, hash)| {
+            let settings = Settings::read_for_pod(&Value::from(&spec.nebula)).map_err(|error| error.to_string())?;
+            Ok((settings, hash))
+        });
+        let (mut settings, hash) = match read {
+            Ok(read) => read,
+            Err(error) => {
+                tracing::error!(error, "The changed settings are refused; the tunnel goes on with those before");
+                self.update(|status| status.settings.refused = Some(error));
+                return;
+            }
+        };
+        settings.remarks.iter().for_each(|remark| tracing::warn!("{remark}"));
+        self.configured = Configured::of(&settings);
+        if let Some(networks) = self.path.networks() {
+            self.configured.add(self.announced.clone(), networks, &mut settings);
+        }
+        log::apply(settings.logging);
+        self.path.reconfigure(&settings, &self.settings, self.life.is_open());
+        let before = std::mem::replace(&mut self.settings, settings);
+        let started_with = self.started_with.get_or_insert_with(|| Box::new(before));
+        let mut at_the_next_start = reloaded::needs_restart(started_with, &self.settings);
+        // This process may no longer change routes.
+        at_the_next_start.extend((started_with.tun.routes != self.settings.tun.routes).then_some("tun.routes"));
+        tracing::info!(contract = hash, ?at_the_next_start, "The settings of the tunnel have been changed");
+        let device_mtu = self.settings.tun.device_mtu();
+        let followed = FollowedSettings { contract: hash, device_mtu, refused: None, at_the_next_start };
+        self.update(|status| status.settings = followed);
     }
 
     fn close(&mut self, closing: Closing) {

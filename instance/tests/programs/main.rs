@@ -22,6 +22,7 @@ mod capture_instance;
 mod capture_speed;
 mod captured;
 mod chains;
+mod changed_settings;
 mod chaos;
 mod command_line;
 mod configurations;
