@@ -20,7 +20,7 @@ use nebula_cni_plugin::link::host_route::SystemRoutes;
 use nebula_cni_plugin::link::pod_link::SystemLinks;
 use nebula_cni_plugin::netns::SystemNamespaces;
 use nebula_cni_plugin::request::is_name;
-use nebula_cni_plugin::supervisor::{Direct, Systemd};
+use nebula_cni_plugin::supervisor::{Direct, Systemd, systemd};
 use nebula_cni_plugin::verb::del::detach;
 use nebula_cni_plugin::verb::reconcile;
 
@@ -119,6 +119,7 @@ pub fn run(
         }
         return Err(error);
     }
+    systemd::stop_empty_slices(&SystemClock);
     for dir in &places.bin {
         remove(&host.resolve(&dir.join(INSTANCE)))?;
     }

@@ -395,7 +395,7 @@ impl Operator<'_> {
             Ok(fingerprint) => (vec![fingerprint], self.store.issued(&fingerprint).map_err(text)?.is_none()),
             Err(_) => {
                 let mut meant = Vec::new();
-                let is_meant = |issued: &IssuedRecord| issued.name == which && issued.not_after >= now;
+                let is_meant = |issued: &IssuedRecord| is_called(issued, which) && issued.not_after >= now;
                 let visit = &mut |fingerprint, issued| meant.extend(is_meant(&issued).then_some(fingerprint));
                 self.store.each_issued(visit).map_err(text)?;
                 (meant, false)
@@ -403,7 +403,7 @@ impl Operator<'_> {
         };
         if fingerprints.is_empty() {
             return Err(format!(
-                "no valid certificate has the name or fingerprint {which:?}; see `nebula-ca certificate list`"
+                "no valid certificate has the name or fingerprint {which:?}, or is of such a pod; see `nebula-ca certificate list`"
             ));
         }
         if self.store.blocklist(now).map_err(text)?.len() + fingerprints.len() > MAX_BLOCKLIST_ENTRIES {
@@ -447,9 +447,26 @@ impl Operator<'_> {
     fn readmit(&self, which: &str, now: UnixTime) -> Result<CommandOutcome, String> {
         let listed = |(uid, pod): (String, KeptOut)| ListedPod { namespace: pod.namespace, name: pod.name, uid };
         let mut pods: Vec<_> = self.store.all_kept_out().map_err(text)?.into_iter().map(listed).collect();
-        pods.retain(|pod| which == pod.uid || which == pod.name || which == format!("{}/{}", pod.namespace, pod.name));
+        let mut of_certificates = Vec::new();
+        let mut note = |issued: &IssuedRecord| {
+            if let Subject::Pod { uid, .. } = &issued.subject {
+                of_certificates.push(uid.clone());
+            }
+        };
+        match which.parse::<Fingerprint>() {
+            Ok(fingerprint) => self.store.issued(&fingerprint).map_err(text)?.iter().for_each(&mut note),
+            Err(_) => {
+                let visit = &mut |_, issued: IssuedRecord| {
+                    if issued.name == which {
+                        note(&issued)
+                    }
+                };
+                self.store.each_issued(visit).map_err(text)?;
+            }
+        }
+        pods.retain(|pod| which == pod.name || is_pod(which, pod) || of_certificates.contains(&pod.uid));
         if pods.is_empty() {
-            return Err(format!("no pod with the uid or name {which:?} is kept out"));
+            return Err(format!("no pod that is kept out has the uid, name, or certificate {which:?}"));
         }
         for ListedPod { namespace, name, uid } in &pods {
             self.store.readmit(uid).map_err(text)?;
@@ -490,6 +507,22 @@ impl Operator<'_> {
     fn write_audit(&self, event: Event<'_>, now: UnixTime) {
         self.audit.write(&Event { source: "control".to_owned(), ..event }, now);
     }
+}
+
+/// Whether an administrator means this pod: by its UID, or as NAMESPACE/NAME.
+fn is_pod(which: &str, pod: &ListedPod) -> bool {
+    which == pod.uid || which.split_once('/') == Some((pod.namespace.as_str(), pod.name.as_str()))
+}
+
+/// Whether an administrator means this certificate: by its name, or by its pod.
+fn is_called(issued: &IssuedRecord, which: &str) -> bool {
+    let is_of_pod = match &issued.subject {
+        Subject::Pod { namespace, name, uid, .. } => {
+            is_pod(which, &ListedPod { namespace: namespace.clone(), name: name.clone(), uid: uid.clone() })
+        }
+        Subject::Host { .. } | Subject::Lighthouse { .. } => false,
+    };
+    is_of_pod || issued.name == which
 }
 
 fn text(error: StoreError) -> String {

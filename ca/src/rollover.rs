@@ -137,6 +137,13 @@ impl Rollover {
         now: UnixTime,
     ) -> Result<Self, RolloverError> {
         let present = Self::read(directory, passphrase)?;
+        // A finish that was interrupted left the key.
+        if present.retired.is_empty() && !directory.has(PREVIOUS_KEY) {
+            return Err(RolloverError::Order(match &present.next {
+                Some(next) => format!("{} does not sign yet: `nebula-ca rollover switch` comes first", next.name()),
+                None => "no CA is retired, so there is no rollover to finish".to_owned(),
+            }));
+        }
         let is_retired = |record: &ListedCertificate| {
             let certificate = Certificate::from_pem(record.issued.pem.as_bytes());
             certificate.is_ok_and(|found| {

@@ -31,6 +31,11 @@ pub struct Status {
     /// Why there is no certificate, or no newer one.
     #[serde(default)]
     pub last_error: Option<String>,
+    /// Whether that is what the CA says, and not that it was not reached.
+    #[serde(default)]
+    pub denied: bool,
+    /// Whether the pod's own token obtains the certificate; `None`: the instance is of an earlier release.
+    pub own_token: Option<bool>,
     /// One entry for each tunnel, up to a limit.
     #[serde(default)]
     pub tunnels: Vec<IgnoredAny>,

@@ -326,8 +326,10 @@ fn judge(sandbox: &Sandbox, record: Option<&Attachment>) -> (Protection, Option<
         _ => Protection::Protected,
     };
     // A restarted instance need not wait until that is certain: the token is the pod's own.
-    let lacks_token =
+    let may_lack_it =
         matches!(protection, Protection::Stranded(_)) || has_restarted && matches!(protection, Protection::Waiting(_));
+    // Others wait for the CA, and no token of the pod helps them.
+    let lacks_token = may_lack_it && status.own_token != Some(false);
     let present = lacks_token.then(|| Action::Present { key: record.key.clone() });
     (protection, present.and_then(|action| repair(action, Reason::NoToken)))
 }
@@ -456,6 +458,9 @@ mod tests {
             plan.pods[0].protection.clone()
         };
         assert_eq!(judged("waiting", false, 1), Protection::Waiting(String::new()), "its init container may still run");
+        let of_node = r#"{"uid":"uid-a","state":"waiting","own_token":false}"#;
+        let record = Attachment { instance: status(of_node), restarts: 1, ..record("a") };
+        assert_eq!(plan_of(vec![sandbox("a")], vec![record]).repairs, [], "its instance asks with the node's token");
         assert_eq!(judged("waiting", false, 0), Protection::Waiting(String::new()));
         assert_eq!(judged("waiting", true, 1), Protection::Stranded(Stranded::CertificateLost));
         assert_eq!(judged("waiting", true, 0), Protection::Stranded(Stranded::NoInit));

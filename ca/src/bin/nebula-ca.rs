@@ -316,8 +316,8 @@ struct Listing {
 struct Revoke {
     #[command(flatten)]
     dir: Dir,
-    /// Fingerprint, or the name of all certificates to block
-    #[arg(value_name = "FINGERPRINT|NAME")]
+    /// Fingerprint, or the name of all certificates to block, or the UID or NAMESPACE/NAME of the pod that they are of
+    #[arg(value_name = "FINGERPRINT|NAME|UID|POD")]
     which: String,
     /// Also refuse every further certificate to the pods, by their UIDs, until `certificate readmit`; pods that replace them
     /// are not affected
@@ -335,8 +335,8 @@ struct Revoke {
 struct Readmit {
     #[command(flatten)]
     dir: Dir,
-    /// UID, NAMESPACE/NAME, or name of the pod
-    #[arg(value_name = "UID|POD")]
+    /// What `certificate revoke` was told, or the UID, NAMESPACE/NAME or name of the pod
+    #[arg(value_name = "FINGERPRINT|NAME|UID|POD")]
     pod: String,
     /// Print JSON
     #[arg(long)]

@@ -568,7 +568,17 @@ fn a_pod_that_is_kept_out_gets_no_certificate_until_it_is_readmitted() {
     let readmit = |pod: &str| ca.obey(&Command::Readmit { pod: pod.to_owned() }, NOW);
     assert!(matches!(readmit("u-2"), CommandOutcome::Failed { .. }));
     assert!(matches!(readmit("shop/web-0"), CommandOutcome::Readmitted { pods } if pods[0].uid == "u-1"));
-    assert_eq!(code(ca.pod(bad, NOW + 2)), "issued");
+    assert_eq!(code(ca.pod(bad.clone(), NOW + 2)), "issued");
+    // Whatever a pod is called by in one command it is called by in the other.
+    let fingerprint = ca.pod(bad.clone(), NOW + 3).unwrap().fingerprint().to_string();
+    for which in [name.as_str(), "u-1", "shop/web-0", fingerprint.as_str()] {
+        let outcome = ca.obey(&revoke(which, true), NOW + 4);
+        let CommandOutcome::Revoked { kept_out, .. } = outcome else { panic!("{which}: {outcome:?}") };
+        assert!(kept_out.iter().any(|pod| pod.uid == "u-1"), "{which}");
+        let outcome = readmit(which);
+        let CommandOutcome::Readmitted { pods } = outcome else { panic!("{which}: {outcome:?}") };
+        assert!(pods.iter().any(|pod| pod.uid == "u-1"), "{which}");
+    }
 }
 
 #[test]

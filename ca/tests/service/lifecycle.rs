@@ -193,6 +193,7 @@ fn the_ca_is_replaced_without_a_gap_in_trust() {
     assert_eq!(issuer(&between), issuer(&old));
 
     assert!(ca.failure("rollover switch", &[]).contains("--at-once"));
+    assert!(ca.failure("rollover finish", &[]).contains("rollover switch"), "nothing would be finished");
     let rows = ca.json("rollover switch", &["--at-once"]);
     let roles: Vec<&str> = rows.as_array().unwrap().iter().map(|row| row["role"].as_str().unwrap()).collect();
     assert_eq!(roles, ["signs", "retired"]);

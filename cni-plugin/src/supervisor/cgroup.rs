@@ -59,6 +59,23 @@ pub fn remove(key: &Key) -> bool {
     })
 }
 
+/// Whether a group of systemd's, named by its path below the tree, has neither members nor groups below it.
+#[must_use]
+pub(super) fn is_empty(group: &str) -> bool {
+    is_empty_below(Path::new(TREE), group)
+}
+
+fn is_empty_below(tree: &Path, group: &str) -> bool {
+    // The trees in which systemd makes its groups, of version 2, of both, and of version 1.
+    [tree.to_owned(), tree.join("unified"), tree.join("systemd")].iter().all(|root| {
+        let folder = root.join(group.trim_start_matches('/'));
+        let has_groups =
+            fs::read_dir(&folder).is_ok_and(|mut all| all.any(|one| one.is_ok_and(|one| one.path().is_dir())));
+        let has_members = fs::read_to_string(folder.join("cgroup.procs")).is_ok_and(|members| !members.is_empty());
+        !has_groups && !has_members
+    })
+}
+
 /// How many times the kernel's OOM killer killed a process of the attachment.
 pub(super) fn memory_kills(key: &Key) -> u64 {
     let files = folders(Path::new(TREE), key).into_iter().flat_map(|group| EVENTS.map(|name| group.join(name)));
@@ -207,6 +224,19 @@ mod tests {
         assert!(groups.folders.len() == 1 && groups.unlimited.unwrap().contains("no memory controller"));
         assert!(create_below(tree.path(), &key(), None).unlimited.is_none());
         assert!(create_below(Path::new("/nonexistent"), &key(), None).folders.is_empty());
+    }
+
+    #[test]
+    fn a_group_with_members_or_groups_below_is_not_empty() {
+        let tree = tree(&[
+            ("a.slice/cgroup.procs", ""),
+            ("unified/b.slice/cgroup.procs", "7\n"),
+            ("systemd/c.slice/d.slice/cgroup.procs", ""),
+        ]);
+        for (group, empty) in [("/a.slice", true), ("/b.slice", false), ("/c.slice", false), ("/c.slice/d.slice", true)]
+        {
+            assert_eq!(is_empty_below(tree.path(), group), empty, "{group}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
+use super::cgroup;
 use super::dbus::{self, Body, Connection, Method, Object, Value};
 use super::process::Process;
 use super::{Known, Launch, StartFailure, Supervisor, TOO_MUCH_MEMORY, read_status};
@@ -20,6 +21,19 @@ impl Systemd {
     #[must_use]
     pub fn answers(clock: &dyn Clock) -> bool {
         Manager::connect(clock, Deadline::after(clock, PROBE)).and_then(|mut manager| manager.answers()).is_ok()
+    }
+}
+
+/// Stops the slice of all instances, and the one above that systemd makes with it, where nothing is left in them: it keeps them
+/// for ever. For an uninstallation: nobody starts an instance meanwhile.
+pub fn stop_empty_slices(clock: &dyn Clock) {
+    let Ok(mut manager) = Manager::connect(clock, Deadline::after(clock, STOP)) else { return };
+    for slice in SLICES {
+        match manager.property(slice, "Slice", "ControlGroup") {
+            Ok(group) if !group.is_empty() && cgroup::is_empty(&group) => {}
+            _ => return,
+        }
+        let _ = manager.stop(slice).and_then(|job| manager.wait(&job));
     }
 }
 
@@ -230,8 +244,11 @@ const SERVICE: [(&str, Value<'static>); 11] = [
     // For the certificate of an instance that is started again, in memory.
     ("FileDescriptorStoreMax", Value::U32(1)),
     // Made by systemd where the operator has none; limits in it are those of all instances together.
-    ("Slice", Value::Text("nebula-cni.slice")),
+    ("Slice", Value::Text(SLICES[0])),
 ];
+
+/// A dash in the name of a slice leads to the slice above.
+const SLICES: [&str; 2] = ["nebula-cni.slice", "nebula.slice"];
 
 // These are the privileges of setup, which creates the device and its routes in the pod's namespace. After that the
 // instance switches to its own user, drops all of them for good, and filters its system calls much more strictly than

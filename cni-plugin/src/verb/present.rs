@@ -37,7 +37,8 @@ pub struct Tokens<'a> {
 ///
 /// # Errors
 /// Code 3 if there is no such attachment; code 117 if the pod's token cannot help it; code 101 if another process
-/// listens in place of the instance; code 102 with the CA's reason if it got no certificate in time.
+/// listens in place of the instance; if it got no certificate in time, code 102 with what the CA says, or code 103 where the CA was
+/// not reached.
 pub fn run(files: &Files, tokens: Tokens<'_>, host: &Host<'_>) -> Result<(), Error> {
     let record = load(files)?;
     let pod = &record.target.pod;
@@ -82,7 +83,10 @@ pub fn run(files: &Files, tokens: Tokens<'_>, host: &Host<'_>) -> Result<(), Err
     }
     match converse(stream, &token) {
         Ok(None) => Ok(()),
-        Ok(Some(reason)) => Err(named(code::IDENTITY_DENIED, reason)),
+        Ok(Some(reason)) => {
+            let is_denied = Status::ask(&record.status_socket).is_ok_and(|status| status.denied);
+            Err(named(if is_denied { code::IDENTITY_DENIED } else { code::IDENTITY_UNAVAILABLE }, reason))
+        }
         Err(error) => Err(unreachable(error)),
     }
 }

@@ -150,7 +150,7 @@ impl OverlayLink {
         for address in &self.addresses {
             kernel
                 .add_address(index, *address)
-                .map_err(|source| self.refused(format!("add the address {address}"), source))?;
+                .map_err(|source| self.refused(self.adding("address", *address), source))?;
         }
         kernel.bring_up(index).map_err(|source| self.refused("bring the link up".into(), source))?;
         for route in self.routes.iter().filter(|route| !self.is_made_by_kernel(route)) {
@@ -161,7 +161,7 @@ impl OverlayLink {
                 let is_tentative = error.raw_os_error() == Some(libc::EINVAL) && may_be_tentative(route);
                 if is_tentative { kernel.add_route(index, &sourceless, self.mtu) } else { Err(error) }
             });
-            added.map_err(|source| self.refused(format!("add the route {}", route.network), source))?;
+            added.map_err(|source| self.refused(self.adding("route", route.network), source))?;
         }
         Ok(())
     }
@@ -252,9 +252,24 @@ impl OverlayLink {
         }
     }
 
+    /// The kernel says "No such device" where the true cause is the MTU.
+    fn adding(&self, what: &str, network: IpNet) -> String {
+        let why = too_small_for_v6(self.mtu, &[network]).map(|why| format!(" ({why})")).unwrap_or_default();
+        format!("add the {what} {network}{why}")
+    }
+
     fn refused(&self, what: String, source: io::Error) -> Error {
         Error::Refused { device: self.device.clone(), what, source }
     }
+}
+
+/// Why a device with this MTU cannot have these networks.
+#[must_use]
+pub fn too_small_for_v6(mtu: u32, networks: &[IpNet]) -> Option<String> {
+    let has_v6 = networks.iter().any(|network| network.addr().is_ipv6());
+    (has_v6 && mtu < MIN_MTU_V6).then(|| {
+        format!("its MTU is {mtu}, and IPv6 needs at least {MIN_MTU_V6}: see tun.mtu, in the chart network.mtu")
+    })
 }
 
 /// Makes sure that packets for these networks never leave by another way than the overlay: without a route to the
@@ -291,3 +306,5 @@ pub(crate) fn interface_index(device: &str) -> Result<u32, Error> {
 
 // Metric of the routes that Linux adds for IPv6 addresses.
 const KERNEL_METRIC_V6: u32 = 256;
+/// RFC 8200, section 5. The kernel takes IPv6 from a device with a smaller MTU.
+const MIN_MTU_V6: u32 = 1280;

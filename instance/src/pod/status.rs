@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nebula_cert::Identity;
-use nebula_cni_plugin::launch::LaunchSpec;
+use nebula_cni_plugin::launch::{Flow, LaunchSpec};
 use nebula_core::TunnelStatus;
 use nebula_core::counters::Direction;
 use nebula_core::diagnosis::Diagnosis;
@@ -38,6 +38,10 @@ pub struct Status {
     pub handle: Option<Handle>,
     /// Why there is no certificate, or no newer one.
     pub last_error: Option<String>,
+    /// Whether that is what the CA says, and not that it was not reached.
+    pub is_denied: bool,
+    /// Whether the pod's own token obtains the certificate.
+    pub shows_own_token: bool,
     /// Whether the pod's init container should have shown its token long ago.
     pub init_is_overdue: bool,
     /// Certificates received.
@@ -82,6 +86,8 @@ impl Status {
             closed: None,
             handle: None,
             last_error: None,
+            is_denied: false,
+            shows_own_token: spec.flow == Flow::Init,
             init_is_overdue: false,
             issued: 0,
             failed: 0,
@@ -113,11 +119,13 @@ impl Status {
             tracing::warn!(error = cause, denied, failures = self.failed, "No certificate from the CA");
         }
         self.last_error = Some(cause.to_owned());
+        self.is_denied = denied;
     }
 
     fn failed_in_a_row_is_over(&mut self) {
         self.closed = None;
         self.last_error = None;
+        self.is_denied = false;
     }
 
     /// Seconds until the certificate expires; negative afterwards.
@@ -340,6 +348,8 @@ fn fixed_part(status: &Status) -> Value {
         "state": state,
         "closed": status.closed,
         "last_error": status.last_error,
+        "denied": status.is_denied,
+        "own_token": status.shows_own_token,
         "init_overdue": status.init_is_overdue,
         "port": status.port,
         "settings": {

@@ -27,6 +27,7 @@ use crate::linux::notify;
 use crate::linux::rtnetlink::LinkWatch;
 use crate::linux::signals::{Signal, Signals, go_name};
 use crate::log;
+use crate::overlay::link;
 use crate::pod::capture::{Capture, LOOK_INTERVAL};
 use crate::pod::data_path::{DataPath, Place, spawn};
 use crate::pod::enrolment::{Enrolment, Outcome};
@@ -473,7 +474,11 @@ impl PodTunnel {
     fn reload(&mut self) {
         let read = self.contract.read().map_err(|error| error.to_string()).and_then(|(spec, hash)| {
             let settings = Settings::read_for_pod(&Value::from(&spec.nebula)).map_err(|error| error.to_string())?;
-            Ok((settings, hash))
+            let networks = self.path.networks().unwrap_or_default();
+            match link::too_small_for_v6(settings.tun.device_mtu(), networks) {
+                Some(why) => Err(format!("the device: {why}")),
+                None => Ok((settings, hash)),
+            }
         });
         let (mut settings, hash) = match read {
             Ok(read) => read,
