@@ -308,3 +308,16 @@ pub(crate) fn interface_index(device: &str) -> Result<u32, Error> {
 const KERNEL_METRIC_V6: u32 = 256;
 /// RFC 8200, section 5. The kernel takes IPv6 from a device with a smaller MTU.
 const MIN_MTU_V6: u32 = 1280;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_mtu_that_ipv6_does_not_take_is_named() {
+        let networks: Vec<IpNet> = ["10.42.0.7/16", "fd42::7/64"].map(|text| text.parse().unwrap()).into();
+        assert_eq!(too_small_for_v6(1280, &networks), None);
+        assert_eq!(too_small_for_v6(1200, &networks[..1]), None);
+        assert!(too_small_for_v6(1200, &networks).unwrap().contains("MTU is 1200, and IPv6 needs at least 1280"));
+    }
+}
