@@ -46,6 +46,10 @@ pub(super) struct Search {
     examined: (u64, Instant),
     /// When to look for a larger packet next, while there is a limit.
     raise_at: Instant,
+    /// The pause after that: short at first where losses may have been taken for a smaller path.
+    raise_pause: Duration,
+    /// When a probe was lost that passed when it was sent again.
+    lost_at: Option<Instant>,
     /// Whether to try the largest of all then, and not the next larger one.
     is_turn_of_top: bool,
     /// The first run on the present path.
@@ -74,7 +78,7 @@ enum Run {
     /// Whether `target` still passes; if it does not, what does. `best` is the largest packet answered in this run.
     Check { target: u16, round: u32, best: u16 },
     /// Whether something larger than the limit passes; if not, and `is_near`, what lies between is worth a search.
-    Raise { target: u16, is_near: bool },
+    Raise { target: u16, is_near: bool, tries: u32 },
     /// Between what passes and what does not.
     Narrow { fails: u16, target: u16, tries: u32 },
 }
@@ -105,6 +109,8 @@ impl Search {
             round_trip: round_trip.min(MAX_HANDSHAKE),
             examined: (0, now),
             raise_at: now,
+            raise_pause: FIRST_RAISE,
+            lost_at: None,
             is_turn_of_top: true,
             is_first_run: false,
             holds: false,
@@ -156,7 +162,7 @@ impl Search {
     pub(super) fn inherit(&mut self, now: Instant, sent: u64, older: &Self) {
         (self.mtu, self.top, self.overhead) = (older.mtu, older.top, older.overhead);
         (self.confirmed, self.limit) = (older.confirmed, older.limit);
-        (self.round_trip, self.raise_at) = (older.round_trip, older.raise_at);
+        (self.round_trip, self.raise_at, self.raise_pause) = (older.round_trip, older.raise_at, older.raise_pause);
         self.examined = (sent, now);
     }
 
@@ -217,12 +223,18 @@ impl Search {
             // Nothing is answered: that is no question of size.
             Some(Run::Check { best: 0, .. }) => self.rest(now, sent),
             Some(Run::Check { target, best, .. }) => {
+                // On a path that was examined before, the losses may be by chance.
+                let pause = if self.is_first_run { RAISE_INTERVAL } else { FIRST_RAISE };
                 (self.confirmed, self.limit, self.is_first_run) = (best, Some(best), false);
-                self.raise_at = now + RAISE_INTERVAL;
+                (self.raise_at, self.raise_pause) = (now + pause, (2 * pause).min(RAISE_INTERVAL));
+                self.is_turn_of_top = true;
                 let fails = self.rungs(best, target).next().unwrap_or(target);
                 self.narrow(now, sent, fails)
             }
-            Some(Run::Raise { target, is_near: true }) => self.narrow(now, sent, target),
+            Some(Run::Raise { target, is_near, tries }) if tries < RAISE_TRIES && self.is_lossy(now) => {
+                self.send(now, &[target], Run::Raise { target, is_near, tries: tries + 1 })
+            }
+            Some(Run::Raise { target, is_near: true, .. }) => self.narrow(now, sent, target),
             Some(Run::Raise { .. }) => self.rest(now, sent),
             Some(Run::Narrow { fails, target, tries }) if tries < NARROW_TRIES => {
                 self.send(now, &[target], Run::Narrow { fails, target, tries: tries + 1 })
@@ -292,7 +304,12 @@ impl Search {
                 None
             }
             Some(_) if self.confirmed == self.top => Some(self.rest(now, sent)),
-            Some(Run::Check { .. }) => Some(self.rest(now, sent)),
+            Some(Run::Check { round, .. }) => {
+                if round > 1 {
+                    self.lost_at = Some(now);
+                }
+                Some(self.rest(now, sent))
+            }
             Some(Run::Raise { .. }) => Some(self.raise_further(now)),
             Some(Run::Narrow { fails, .. }) => Some(self.narrow(now, sent, fails)),
         }
@@ -309,6 +326,11 @@ impl Search {
             () => DATAGRAMS_PER_CHECK,
         };
         self.top > 0 && sent.saturating_sub(counter) >= enough && now >= at + interval
+    }
+
+    /// Whether the path loses packets whatever their size.
+    fn is_lossy(&self, now: Instant) -> bool {
+        self.lost_at.is_some_and(|at| now < at + LOSSY_FOR)
     }
 
     fn may_raise(&self, now: Instant, sent: u64) -> bool {
@@ -330,7 +352,8 @@ impl Search {
 
     /// Tries one larger packet.
     fn raise(&mut self, now: Instant, sent: u64) -> Step {
-        (self.examined, self.raise_at) = ((sent, now), now + RAISE_INTERVAL);
+        (self.examined, self.raise_at) = ((sent, now), now + self.raise_pause);
+        self.raise_pause = (2 * self.raise_pause).min(RAISE_INTERVAL);
         let next = self.next_rung();
         let gap = next - self.confirmed;
         // Between two rungs, too: what passes there may have been lost before.
@@ -341,13 +364,13 @@ impl Search {
         };
         let is_near = !self.is_turn_of_top && gap > self.confirmed / 5;
         self.is_turn_of_top = !self.is_turn_of_top;
-        self.send(now, &[target], Run::Raise { target, is_near })
+        self.send(now, &[target], Run::Raise { target, is_near, tries: 1 })
     }
 
     /// A larger packet passed, so an even larger one may.
     fn raise_further(&mut self, now: Instant) -> Step {
         let target = self.next_rung();
-        self.send(now, &[target], Run::Raise { target, is_near: true })
+        self.send(now, &[target], Run::Raise { target, is_near: true, tries: 1 })
     }
 
     fn next_rung(&self) -> u16 {
@@ -428,8 +451,14 @@ const DATAGRAMS_PER_CHECK: u64 = 1000;
 const PASSED_BEFORE: u64 = 200;
 /// ... but at least this many, which may be retransmissions.
 const STALLED: u64 = 2;
-/// A path with a limit is tried with a larger packet after this time: two probes a minute.
+/// A limit that is found on a path in use is doubted after this time, then after twice as long, and so on.
+const FIRST_RAISE: Duration = Duration::from_secs(5);
+/// A path with a limit is tried with a larger packet after this time in the end: two probes a minute.
 const RAISE_INTERVAL: Duration = Duration::from_secs(30);
+/// Larger packets that are tried on a path that loses some of every size, before they count as too large.
+const RAISE_TRIES: u32 = 2;
+/// How long a path counts as one after a loss.
+const LOSSY_FOR: Duration = Duration::from_secs(60);
 /// Datagrams between two checks or attempts, without which the peer is not in use.
 const MIN_DATAGRAMS: u64 = 8;
 /// The answer may be computed by a busy host.

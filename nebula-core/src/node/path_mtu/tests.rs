@@ -209,7 +209,7 @@ fn a_connection_that_stalls_has_the_path_checked_once() {
         path.run(5 * SECOND, 1);
         path.look();
     }
-    assert!(path.probes <= before + 1, "after that it is any other quiet tunnel");
+    assert!(path.probes <= before + 2, "the new limit is doubted twice; after that it is any other quiet tunnel");
 }
 
 #[test]
@@ -349,18 +349,10 @@ proptest! {
         }
         let top = tun.min(MAX_PROBE - OVERHEAD);
         let best = top.min(mtu - OVERHEAD);
-        let enough = |path: &Path| path.search.limit.is_none_or(|known| u32::from(known) * 6 / 5 >= u32::from(best));
-        // Losses may have been taken for a smaller path a moment ago.
-        for _ in 0..24 {
-            let known = path.search.known();
-            prop_assert!(known.is_none_or(|known| known <= best), "{known:?} of {best}");
-            if enough(&path) {
-                break;
-            }
-            path.run(5 * SECOND, 500);
-            path.look();
-        }
-        prop_assert!(enough(&path), "{:?} of {best}", path.search.known());
+        let known = path.search.known();
+        prop_assert!(known.is_none_or(|known| known <= best), "{known:?} of {best}");
+        let enough = |known: u16| u32::from(known) * 6 / 5 >= u32::from(best);
+        prop_assert!(path.search.limit.is_none_or(enough), "{known:?} of {best}");
         prop_assert!(path.search.limit.is_some() || best == top, "{best}");
     }
 }
