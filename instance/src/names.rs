@@ -95,7 +95,7 @@ fn watch(
                     answers.insert(name, addresses);
                 }
                 Err(error) => {
-                    tracing::error!(hostname = name, %error, network = ?hosts.family, "DNS resolution failed for static_map host");
+                    tracing::error!(hostname = name, %error, network = hosts.family.name(), "DNS resolution failed for static_map host");
                 }
             }
         }

@@ -27,11 +27,11 @@ fn main() -> ExitCode {
     let flags = match flags::parse(std::env::args().skip(1), FLAGS) {
         Ok(flags) => flags,
         Err(flags::Error::Help) => {
-            eprint!("{}", flags::usage("nebula", FLAGS));
+            eprint!("{}", usage());
             return ExitCode::SUCCESS;
         }
         Err(error) => {
-            eprint!("{error}\n{}", flags::usage("nebula", FLAGS));
+            eprint!("{error}\n{}", usage());
             return ExitCode::from(2);
         }
     };
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if flags.is_set("help") {
-        eprint!("{}", flags::usage("nebula", FLAGS));
+        eprint!("{}", usage());
         return ExitCode::SUCCESS;
     }
     let path = match flags.value("config").filter(|path| !path.is_empty()).map_or_else(default_config, |p| Ok(p.into()))
@@ -96,6 +96,17 @@ fn default_config() -> Result<PathBuf, String> {
         }
     }
 }
+
+fn usage() -> String {
+    flags::usage("nebula", FLAGS) + OTHER_COMMANDS
+}
+
+const OTHER_COMMANDS: &str = "Other commands:
+  nebula up
+    \tEnrol this host with a certificate service and start the daemon; `nebula up -help`
+  nebula ctl
+    \tAsk the running daemon: status, peers, doctor, why and more; `nebula ctl --help`
+";
 
 fn print(text: &str) {
     // A closed standard output is not an error.

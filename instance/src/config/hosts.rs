@@ -35,6 +35,15 @@ pub enum HostTarget {
     },
 }
 
+impl std::fmt::Display for HostTarget {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Address(address) => address.fmt(f),
+            Self::Name { host, port } => write!(f, "{host}:{port}"),
+        }
+    }
+}
+
 /// `static_map.network`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum NameFamily {
@@ -45,6 +54,18 @@ pub enum NameFamily {
     Ip6,
     /// Both.
     Both,
+}
+
+impl NameFamily {
+    /// As `static_map.network` has it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ip4 => "ip4",
+            Self::Ip6 => "ip6",
+            Self::Both => "ip",
+        }
+    }
 }
 
 impl StaticHosts {

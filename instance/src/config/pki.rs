@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use nebula_cert::{CaPool, Fingerprint, Identity, UnixTime, Version};
+use nebula_cert::{CaPool, Certificate, Fingerprint, Identity, UnixTime, Version, rfc3339};
 use zeroize::Zeroizing;
 
 use super::section::Section;
@@ -79,10 +79,20 @@ fn identity(section: &Section<'_>, now: UnixTime) -> Result<Identity, Refused> {
     let certificates = source(section, "pki.cert").map_err(no_identity)?;
     let identity = Identity::from_pem(certificates.text.as_bytes(), key.text.as_bytes())
         .map_err(|error| no_identity(format!("{error} ({}, {})", certificates.label, key.label)))?;
-    if identity.is_expired(now) {
-        return Err(no_identity("nebula certificate for this host is expired"));
+    if let Some(certificate) = identity.certificates().find(|certificate| certificate.is_expired(now)) {
+        return Err(no_identity(format!("nebula certificate for this host {}", why_invalid(certificate, now))));
     }
     Ok(identity)
+}
+
+/// Why a certificate that is not valid at `now` is not, as the end of a sentence.
+fn why_invalid(certificate: &Certificate, now: UnixTime) -> String {
+    let (what, at) = if certificate.not_before() > now {
+        ("is not valid yet: it begins at", certificate.not_before())
+    } else {
+        ("is expired: it ended at", certificate.not_after())
+    };
+    format!("{what} {}, and the clock of this host says {}", rfc3339(at), rfc3339(now))
 }
 
 fn trust(section: &Section<'_>, now: UnixTime) -> Result<CaPool, Refused> {
@@ -97,7 +107,9 @@ fn trust(section: &Section<'_>, now: UnixTime) -> Result<CaPool, Refused> {
     })?;
     let mut usable = false;
     for ca in pool.certificates() {
-        if ca.is_expired(now) {
+        if ca.not_before() > now {
+            section.warn("pki.ca", format!("the certificate {} in the CA pool {}", ca.name(), why_invalid(ca, now)));
+        } else if ca.is_expired(now) {
             section.warn("pki.ca", format!("expired certificate present in CA pool: {}", ca.name()));
         } else {
             usable = true;

@@ -163,6 +163,7 @@ impl Settings {
         let logging = section.keep("logging", Logging::read(section));
         let operation = section.keep("daemon", Operation::read(section));
         let listen = section.keep_at_start("listen", Listen::read(section));
+        let mtu = section.keep("tun.mtu", super::tun::check_mtu(section));
         let tun = section.keep_at_start("tun", TunSettings::read(section, networks));
         let parts = (
             pki,
@@ -177,6 +178,7 @@ impl Settings {
             operation,
             listen,
             tun,
+            mtu,
         );
         let (
             Some(pki),
@@ -191,6 +193,7 @@ impl Settings {
             Some(operation),
             Some(listen),
             Some(tun),
+            Some(()),
         ) = parts
         else {
             return None;

@@ -1,7 +1,7 @@
 //! `tun.*`: the overlay device.
 
 use super::section::Section;
-use super::{Refused, Routes};
+use super::{Refused, Routes, Value};
 
 /// `tun.*`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,6 +88,18 @@ fn processors(section: &Section<'_>) -> Vec<usize> {
     })
 }
 
+/// Refuses an MTU that no tun device can have, also with `-test`: Go Nebula runs on, with a device of 1500.
+pub(super) fn check_mtu(section: &Section<'_>) -> Result<(), Refused> {
+    let Some(mtu) = section.get("tun.mtu").and_then(Value::int) else { return Ok(()) };
+    if MTU.contains(&mtu) {
+        return Ok(());
+    }
+    let cause = format!("tun.mtu={mtu}: the kernel takes {} to {}", MTU.start(), MTU.end());
+    Err(Refused::new("tun.mtu is out of range", cause))
+}
+
+/// What the kernel takes for a tun device (drivers/net/tun.c).
+const MTU: std::ops::RangeInclusive<i64> = 68..=65535;
 const AFFINITY: &str = "tun.cpu_affinity";
 // IFNAMSIZ without the terminating zero.
 const MAX_DEVICE_NAME: usize = 15;

@@ -111,7 +111,13 @@ impl Loaded {
             report.refused(refused, stops);
             errors += usize::from(stops);
         }
-        if errors > 0 { Err(Error::Reported) } else { Ok(()) }
+        let path = self.path.display();
+        if errors > 0 {
+            tracing::error!("{path} is refused: {errors} error(s), see above");
+            return Err(Error::Reported);
+        }
+        tracing::info!("{path} is valid");
+        Ok(())
     }
 
     /// Reads all settings and reports everything that there is to say about them.

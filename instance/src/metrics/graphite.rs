@@ -29,7 +29,7 @@ impl Sender {
     ) -> io::Result<Self> {
         let (stop, stopped) = sync_channel(0);
         let mut lines = Lines { prefix, interval, before: BTreeMap::new() };
-        tracing::info!(interval = ?interval, prefix = lines.prefix, host = ?host, "Starting graphite");
+        tracing::info!(interval = ?interval, prefix = lines.prefix, %host, "Starting graphite");
         let body = move || {
             while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
                 let now = unix_now();

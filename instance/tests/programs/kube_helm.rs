@@ -118,12 +118,32 @@ fn helm_installs_and_upgrades_and_uninstalls_once_no_pod_needs_it() {
     let said = helm.fails(helm.start_with("upgrade", &wrong));
     assert!(said.contains("namespace"), "{said}");
 
-    // An upgrade rolls the agents; the pods keep their tunnels.
-    helm.succeeds("upgrade", helm.start_with("upgrade", &values(&["shop", "other"])));
+    // An upgrade rolls the agents; the pods keep their tunnels, and follow changed settings.
+    let mut upgraded = values(&["shop", "other"]);
+    upgraded["network"]["mtu"] = json!(1240);
+    helm.succeeds("upgrade", helm.start_with("upgrade", &upgraded));
+    for (node, pod) in [(1, "web"), (2, "db")] {
+        let follows = || {
+            let launch = text(&nodes.on(node, &["sh", "-c", "cat /run/nebula-cni/*/*.launch"]));
+            launch.contains(&format!("\"name\":\"{pod}\"")) && launch.contains("\"mtu\":1240")
+        };
+        nodes.until("the running pod has the changed settings", Duration::from_secs(90), follows);
+    }
     nodes.pod("other", "late", "node2");
     nodes.wait_for_pod("other", "late");
     reach(("shop", "web"), ("other", "late"));
     reach(("other", "late"), ("shop", "db"));
+
+    // What the new programs would refuse is noticed before anything is replaced.
+    let ca_pod =
+        || nodes.kubectl(&["get", "pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/name=nebula-ca", "-o", "name"]);
+    let before = ca_pod();
+    let mut wrong = upgraded.clone();
+    wrong["ca"] = json!({"policy": {"pods": {"lives": "6h"}}});
+    helm.fails(helm.start_with("upgrade", &wrong));
+    let log = nodes.kubectl(&["logs", "-n", NAMESPACE, "job/nebula-check", "-c", "policy"]);
+    assert!(log.contains("`lives`"), "{log}");
+    assert_eq!(ca_pod(), before, "the CA goes on");
 
     // The hook names the pods that hold it up, and gives up at last; everything else stays, and the agents come back with the release.
     let uninstalling = helm.start(&["uninstall"]);

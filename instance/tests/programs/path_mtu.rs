@@ -212,3 +212,33 @@ fn a_path_that_changes_is_followed_beside_go() {
     site.set_mtu(1500);
     site.until_mtu(1300..=1300, 75 * SECOND);
 }
+
+/// The path shrinks under a tunnel that is known to carry more, and nobody says so.
+#[test]
+#[ignore = "needs root and network namespaces"]
+fn a_transfer_over_a_path_that_has_just_shrunk_completes_also_beside_traffic_that_is_answered() {
+    for beside in [None, Some("0.2")] {
+        let mut site = Site::new(1500);
+        site.start(None, 1300);
+        site.world.ping("a", B, SOON);
+        site.until_mtu(1300..=1300, 5 * SECOND);
+        site.transfer("a", "b");
+        let took = thread::scope(|scope| {
+            let pings = beside.map(|interval| {
+                let world = &site.world;
+                scope.spawn(move || world.pings("a", B, 100, interval))
+            });
+            thread::sleep(SECOND);
+            site.set_mtu(1200);
+            let took = site.transfer("a", "b");
+            if let Some(pings) = pings {
+                assert!(pings.join().expect("ping ends") > 90, "the other traffic goes on");
+            }
+            took
+        });
+        println!("path 1500, then 1200, other traffic {beside:?}: {took:?}");
+        let limit = if beside.is_some() { 30 } else { 15 };
+        assert!(took < limit * SECOND, "{took:?}\n{}", site.world.all_logs());
+        assert!(site.transfer("a", "b") < LIMIT && site.transfer("b", "a") < LIMIT, "{}", site.world.all_logs());
+    }
+}
