@@ -404,6 +404,8 @@ pub const STATE_DIR: &str = nebula_cni_plugin::settings::STATE_DIR;
 pub const AGENT_DIR: &str = "/run/nebula-cni/agent";
 /// Copy of the agent's token, for instances.
 pub const TOKEN_FILE: &str = "/run/nebula-cni/agent/token";
+/// What instances show the CA while the agent is away, see `CaAccess::credential_beside`.
+pub const NODE_CREDENTIAL_FILE: &str = "/run/nebula-cni/agent/node-credential";
 /// Copy of the TLS roots of the CA, for instances.
 pub const TLS_CA_FILE: &str = "/run/nebula-cni/agent/tls.crt";
 

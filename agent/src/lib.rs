@@ -11,6 +11,7 @@ pub mod durable;
 pub mod host_root;
 pub mod listener;
 pub mod metrics;
+pub mod node_credential;
 pub mod on_host;
 pub mod places;
 pub mod pod_status;

@@ -16,6 +16,7 @@ use crate::config::Config;
 use crate::credentials::{self, Volumes};
 use crate::listener::{self, MoreMetrics};
 use crate::metrics::Metrics;
+use crate::node_credential;
 use crate::places::{self, Places};
 use crate::programs::{self, Programs};
 use crate::readiness::{Part, Readiness, Standing};
@@ -99,6 +100,7 @@ pub async fn run(node: Node, options: Options) -> Result<(), RunError> {
             places::follow(&node.config, places_tx),
             ca::follow(&node, target_tx),
             ca::watch_health(&node, target.clone()),
+            node_credential::keep(&node, target.clone()),
             underlay::watch(&node, target.clone()),
             keep_programs(&node, options.programs, places.clone(), DirectoryWatch::new()),
             keep_credentials(&node, options.volumes, DirectoryWatch::new()),

@@ -13,9 +13,12 @@ use axum::{
     routing::{get, post},
 };
 use nebula_cert::directory::DIRECTORY_PATH;
-use nebula_cert::issuance::{self, CERTIFICATE_PATH, MAX_BODY, MAX_WAIT_SECONDS, RELEASE_PATH, TRUST_PATH};
+use nebula_cert::issuance::{
+    self, CERTIFICATE_PATH, MAX_BODY, MAX_WAIT_SECONDS, NODE_CREDENTIAL_PATH, Pod, Proof, RELEASE_PATH, TRUST_PATH,
+};
 use nebula_cert::listener::Place;
 use serde::de::DeserializeOwned;
+use zeroize::Zeroizing;
 
 use crate::{
     address::Subject, connections::Caller, connections::Connection, page::View, refusal::Refusal, service::Service,
@@ -27,6 +30,7 @@ pub(crate) fn router(service: Arc<Service>) -> Router {
     Router::new()
         .route(CERTIFICATE_PATH, post(certificate))
         .route(RELEASE_PATH, post(release))
+        .route(NODE_CREDENTIAL_PATH, post(node_credential))
         .route(TRUST_PATH, get(trust))
         .route(DIRECTORY_PATH, get(directory::directory))
         .route("/healthz", get(alive))
@@ -103,6 +107,43 @@ async fn release(
         Ok(released) => Json(released).into_response(),
         Err(refusal) => refuse(&refusal),
     }
+}
+
+/// Answers the agent of a node. What it is asked is in the header, so a body is not read.
+async fn node_credential(
+    State(service): State<Arc<Service>>,
+    Extension(caller): Extension<Caller>,
+    Extension(connection): Extension<Arc<Connection>>,
+    headers: HeaderMap,
+) -> Response {
+    let _busy = connection.work();
+    let answered = async {
+        let token = bearer(&headers)?;
+        let proof = of_agent(&token, caller);
+        let turn = service.turn("node_credential", &proof, caller).await?;
+        blocking(move || service.node_credential(&proof, &token, caller, turn)).await
+    };
+    match answered.await {
+        Ok(made) => {
+            connection.has_proved(&format!("node {}", made.node));
+            ([(header::CACHE_CONTROL, "no-store")], Json(made)).into_response()
+        }
+        Err(refusal) => refuse(&refusal),
+    }
+}
+
+/// The token in the header.
+fn bearer(headers: &HeaderMap) -> Result<Zeroizing<String>, Refusal> {
+    let bearer = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let token = bearer.and_then(|value| value.split_once(' ')).filter(|(kind, _)| kind.eq_ignore_ascii_case("bearer"));
+    let (_, token) = token.ok_or(Refusal::NoNodeToken)?;
+    Ok(Zeroizing::new(token.trim().to_owned()))
+}
+
+/// The proof of an agent that vouches for no pod, only for itself.
+fn of_agent(token: &str, caller: Caller) -> Proof {
+    let (namespace, name, uid) = Default::default();
+    Proof::Node { token: token.to_owned(), pod: Pod { namespace, name, uid, address: caller.0, other_address: None } }
 }
 
 /// Parses the body, or records what is wrong with it.

@@ -15,7 +15,7 @@ use std::{
 use arc_swap::ArcSwap;
 use nebula_cert::{
     CaPool, Certificate, Fingerprint, UnixTime, hex,
-    issuance::{Pod, Proof, Release, Reply, Request},
+    issuance::{NodeCredential, Pod, Proof, Release, Reply, Request},
     public_key_from_pem,
 };
 use sha2::{Digest, Sha256};
@@ -250,7 +250,7 @@ impl Issuer {
         now: UnixTime,
     ) -> Result<PodFacts, Refusal> {
         if let Some((cluster, settings)) = rules.kubernetes() {
-            return node::vouch(cluster, settings, token, pod, now);
+            return node::vouch(cluster, settings, &self.renewal_key, token, pod, now);
         }
         self.check_node_token(token)?;
         node::check_pod(pod)?;
@@ -265,6 +265,15 @@ impl Issuer {
         }
         self.check_node_token(token)?;
         Ok(node_at(source))
+    }
+
+    /// A credential for the node whose agent presents `token`, for the time in which the agent is away.
+    pub(crate) fn node_credential(&self, token: &str, now: UnixTime) -> Result<NodeCredential, Refusal> {
+        let rules = self.rules();
+        let (cluster, settings) = rules.kubernetes().ok_or(Refusal::NodeCredentialsDisabled)?;
+        let made = node::credential(cluster, settings, token, now)?;
+        let credential = made.to_text(&self.renewal_key)?;
+        Ok(NodeCredential { node: made.node, credential, not_after: made.until })
     }
 
     fn check_node_token(&self, token: &str) -> Result<(), Refusal> {

@@ -79,6 +79,14 @@ pub enum Refusal {
     TokenNotBound,
     #[error("the pod {0} that the node agent's token is bound to does not exist any more")]
     AgentGone(String),
+    #[error("the node credential is not one of this CA; the node's agent obtains another one")]
+    NodeCredentialRejected,
+    #[error("the node credential has expired; the node's agent renews it, and is away for too long")]
+    NodeCredentialExpired,
+    #[error("this CA gives no node credentials: that needs the \"kubernetes\" section in policy.jsonc")]
+    NodeCredentialsDisabled,
+    #[error("node {0} does not exist any more, or was made anew")]
+    NodeGone(String),
     #[error("pod {0} does not exist")]
     PodNotFound(String),
     #[error("pod {pod} does not have the uid {uid}; was it recreated?")]
@@ -231,6 +239,10 @@ impl Refusal {
             Self::NoLighthouseAddress(_) => ("no_lighthouse_address", 403),
             Self::TokenNotBound => ("token_not_bound", 403),
             Self::AgentGone(_) => ("agent_gone", 403),
+            Self::NodeCredentialRejected => ("node_credential_rejected", 401),
+            Self::NodeCredentialExpired => ("node_credential_expired", 401),
+            Self::NodeCredentialsDisabled => ("node_credentials_disabled", 403),
+            Self::NodeGone(_) => ("node_gone", 403),
             Self::PodNotFound(_) => ("pod_not_found", 403),
             Self::PodUidMismatch { .. } => ("pod_uid_mismatch", 403),
             Self::PodNotScheduled(_) => ("pod_not_scheduled", 403),

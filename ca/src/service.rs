@@ -12,7 +12,7 @@ use std::{
 use arc_swap::ArcSwap;
 use nebula_cert::{
     UnixTime,
-    issuance::{Proof, Release, Released, Request},
+    issuance::{NodeCredential, Proof, Release, Released, Request},
     with_causes,
 };
 use tokio::sync::{Semaphore, watch};
@@ -29,6 +29,7 @@ use crate::{
     members::Members,
     metrics::{Gauges, Metrics},
     page::{self, Page, RefusalNote, Shown, View},
+    proof::node_credential::NodeCredential as Claimed,
     proof::token::TokenHash,
     refusal::Refusal,
     refusal_throttle::RefusalThrottle,
@@ -144,6 +145,37 @@ impl Service {
             }
             Err(refusal) => {
                 self.refuse("directory", proof, &refusal, caller, now)?;
+                Err(refusal)
+            }
+        }
+    }
+
+    /// A credential for the node whose agent has the token of `proof`, whose turn has come.
+    pub(crate) fn node_credential(
+        &self,
+        proof: &Proof,
+        token: &str,
+        caller: Caller,
+        _turn: Turn,
+    ) -> Result<NodeCredential, Refusal> {
+        let now = time::now();
+        match self.issuer.node_credential(token, now) {
+            Ok(made) => {
+                self.admission.was_good(proof, now);
+                self.metrics.count("node_credential", kind(proof), "issued");
+                let event = Event {
+                    event: "node_credential",
+                    source: caller.0.to_string(),
+                    proof: Some(describe(proof)),
+                    subject: Some(format!("node {}", made.node)),
+                    not_after: Some(nebula_cert::rfc3339(made.not_after)),
+                    ..Event::default()
+                };
+                self.audit.write(&event, now);
+                Ok(made)
+            }
+            Err(refusal) => {
+                self.refuse("node_credential", proof, &refusal, caller, now)?;
                 Err(refusal)
             }
         }
@@ -514,6 +546,9 @@ const MAX_REFUSALS_SHOWN: usize = 20;
 fn describe(proof: &Proof) -> String {
     match proof {
         Proof::Token { token } => format!("token {}", TokenHash::of(token).id()),
+        Proof::Node { token, .. } | Proof::Provisional { token, .. } if Claimed::is_claimed_by(token) => {
+            format!("{} credential", kind(proof))
+        }
         other => kind(other).to_owned(),
     }
 }

@@ -4,7 +4,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -228,11 +228,26 @@ pub struct CaAccess {
     pub url: String,
     /// PEM file with the TLS roots of the CA service.
     pub tls_ca_file: PathBuf,
-    /// File with the node's token, which proves the node's identity.
+    /// File with the node's token, which proves the node's identity. Its agent keeps a credential beside it,
+    /// [`CaAccess::credential_beside`].
     pub token_file: PathBuf,
     /// Name that the TLS certificate of the service must be for. `None`: the host of `url`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub server_name: Option<String>,
+}
+
+impl CaAccess {
+    /// The node credential, which is shown where the token is refused: it outlives the agent's pod, with which the token ends.
+    #[must_use]
+    pub fn credential_beside(token_file: &Path) -> PathBuf {
+        token_file.with_file_name("node-credential")
+    }
+}
+
+/// Whether the CA refuses the node's token itself, and not what was asked with it.
+#[must_use]
+pub fn is_refusal_of_token(code: &str) -> bool {
+    ["token_rejected", "service_token_expired", "agent_gone"].contains(&code)
 }
 
 /// The URL of a request for `path` at the CA service `url`. With `server_name` that is its host: the TLS certificate is

@@ -4,6 +4,7 @@
 //! | --- | --- | --- |
 //! | `POST` [`CERTIFICATE_PATH`] | [`Request`] | [`Reply`] |
 //! | `POST` [`RELEASE_PATH`] | [`Release`] | [`Released`] |
+//! | `POST` [`NODE_CREDENTIAL_PATH`] | | [`NodeCredential`] |
 //! | `GET` [`TRUST_PATH`] | | [`Trust`], or status 304 if the caller has it |
 //! | `GET` [`DIRECTORY_PATH`](crate::directory::DIRECTORY_PATH) | | [`Directory`](crate::directory::Directory) |
 //!
@@ -28,6 +29,9 @@ use crate::{Certificate, Error, PrivateKey, UnixTime, public_key_from_pem};
 pub const CERTIFICATE_PATH: &str = "/v1/certificate";
 /// Path for releasing a certificate that is no longer needed.
 pub const RELEASE_PATH: &str = "/v1/release";
+/// Path at which the agent of a node, whose token is sent as `Authorization: Bearer TOKEN`, obtains a credential for the time
+/// in which it is away.
+pub const NODE_CREDENTIAL_PATH: &str = "/v1/node-credential";
 /// Path of the trust bundle (`GET`, with an entity tag for cheap polling).
 pub const TRUST_PATH: &str = "/v1/trust";
 /// Maximum length of a request body that the service accepts, in bytes.
@@ -58,8 +62,8 @@ pub enum Proof {
         /// The secret.
         token: String,
     },
-    /// A node vouches for one of its pods with the node's own token: the service-account token of its agent or, without
-    /// Kubernetes, the secret in `node.token`.
+    /// A node vouches for one of its pods with the node's own token: the service-account token of its agent, a
+    /// [`NodeCredential`] or, without Kubernetes, the secret in `node.token`.
     Node {
         /// The node's secret.
         token: String,
@@ -211,6 +215,18 @@ pub struct Trust {
     pub lighthouses: Lighthouses,
 }
 
+/// Reply body of [`NODE_CREDENTIAL_PATH`].
+#[derive(Clone, Serialize, Deserialize)]
+pub struct NodeCredential {
+    /// Name of the node.
+    pub node: String,
+    /// The token of [`Proof::Node`] and [`Proof::Provisional`] for pods of that node. It is good for certificates only: neither
+    /// for a [`Release`] nor for another credential. A secret.
+    pub credential: String,
+    /// When it ends, if the node does not end before.
+    pub not_after: UnixTime,
+}
+
 /// Error reply body, with an HTTP status of 4xx or 5xx.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Refusal {
@@ -218,6 +234,12 @@ pub struct Refusal {
     pub code: String,
     /// One readable line: which check failed and what to do. Never contains a secret.
     pub message: String,
+}
+
+impl std::fmt::Debug for NodeCredential {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "NodeCredential(redacted, {}, {})", self.node, self.not_after)
+    }
 }
 
 impl std::fmt::Debug for Proof {

@@ -116,6 +116,16 @@ impl Cluster for ApiServer {
         Ok(spec.all.into_iter().chain(spec.one).collect())
     }
 
+    fn node_uid(&self, name: &str) -> Result<Option<String>, ClusterError> {
+        #[derive(Deserialize)]
+        struct Item {
+            #[serde(default)]
+            metadata: Metadata,
+        }
+        let node: Option<Item> = self.ask("GET node", Ask::get(format!("/api/v1/nodes/{name}")))?;
+        Ok(node.map(|node| node.metadata.uid))
+    }
+
     fn follow(&self) {
         self.followed();
     }

@@ -33,6 +33,8 @@ pub(crate) trait Cluster: Send + Sync {
     fn pod(&self, namespace: &str, name: &str) -> Result<Option<Pod>, ClusterError>;
     /// The ranges from which a node assigns addresses to its pods; empty if unknown.
     fn node_ranges(&self, name: &str) -> Result<Vec<IpNet>, ClusterError>;
+    /// The UID of a node; `None` if there is no such node.
+    fn node_uid(&self, name: &str) -> Result<Option<String>, ClusterError>;
     /// Begins to learn who has which address, for [`Cluster::taken`].
     fn follow(&self) {}
     /// Whose address that is, if another one's than the asker's.
@@ -113,6 +115,11 @@ impl User {
     /// The node of the bound pod; servers before 1.30 do not report it.
     pub(crate) fn node(&self) -> Option<&str> {
         self.extra("node-name")
+    }
+
+    /// The UID of that node; servers before 1.30 do not report it.
+    pub(crate) fn node_uid(&self) -> Option<&str> {
+        self.extra("node-uid")
     }
 
     /// The user name, for messages.

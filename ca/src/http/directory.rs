@@ -16,15 +16,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use hyper::body::{Frame, SizeHint};
-use nebula_cert::{
-    directory::MAX_WAIT_SECONDS,
-    hex,
-    issuance::{Pod, Proof},
-};
+use nebula_cert::{directory::MAX_WAIT_SECONDS, hex};
 use tokio::time::Instant;
-use zeroize::Zeroizing;
 
-use super::{blocking, refuse};
+use super::{bearer, blocking, of_agent, refuse};
 use crate::{
     agents::OpenAnswer,
     connections::{Caller, Connection},
@@ -67,22 +62,11 @@ pub(super) async fn directory(
 
 /// The node whose agent asks.
 async fn agent(service: &Arc<Service>, caller: Caller, headers: &HeaderMap) -> Result<String, Refusal> {
-    let bearer = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let token = bearer.and_then(|value| value.split_once(' ')).filter(|(kind, _)| kind.eq_ignore_ascii_case("bearer"));
-    let (_, token) = token.ok_or(Refusal::NoNodeToken)?;
-    let token = Zeroizing::new(token.trim().to_owned());
+    let token = bearer(headers)?;
     if let Some(node) = service.known_agent(&token) {
         return Ok(node);
     }
-    // It vouches for no pod, only for itself.
-    let pod = Pod {
-        namespace: String::new(),
-        name: String::new(),
-        uid: String::new(),
-        address: caller.0,
-        other_address: None,
-    };
-    let proof = Proof::Node { token: token.to_string(), pod };
+    let proof = of_agent(&token, caller);
     let turn = service.turn("directory", &proof, caller).await?;
     let service = Arc::clone(service);
     blocking(move || service.agent(&proof, &token, caller, turn)).await

@@ -10,7 +10,8 @@ use crate::{
     refusal::Refusal,
 };
 
-/// The key for which holders of certificates compute their possession tags.
+/// The key for which holders of certificates compute their possession tags, and with which the service signs what only it
+/// has to believe.
 pub(crate) struct RenewalKey(PrivateKey);
 
 /// What a caller presents as proof.
@@ -51,6 +52,17 @@ impl RenewalKey {
 
     pub(crate) fn public_pem(&self) -> String {
         self.0.public_pem()
+    }
+
+    /// A tag over `message` that only this key makes and checks: that of its own possession. `message` must not look like
+    /// [`possession_message`].
+    pub(crate) fn sign_for_itself(&self, message: &[u8]) -> Option<[u8; TAG_LENGTH]> {
+        self.0.possession_tag(&self.0.public_key(), message).ok()
+    }
+
+    /// Whether `tag` is that of [`RenewalKey::sign_for_itself`].
+    pub(crate) fn has_signed(&self, message: &[u8], tag: &[u8]) -> bool {
+        self.0.verifies_possession(&self.0.public_key(), message, tag)
     }
 
     /// Returns the certificate if it is valid under `trusted` and the caller holds its key.

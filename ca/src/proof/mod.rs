@@ -3,6 +3,7 @@
 pub(crate) mod certificate;
 pub(crate) mod lighthouse;
 pub(crate) mod node;
+pub(crate) mod node_credential;
 pub(crate) mod pod;
 pub(crate) mod token;
 

@@ -11,20 +11,24 @@ use crate::{
     pod::KubernetesPolicy,
     pod::PodFacts,
     pod::{is_name, is_namespace},
-    proof::{review, token::TokenHash},
+    proof::{certificate::RenewalKey, node_credential::NodeCredential, review, token::TokenHash},
     refusal::Refusal,
 };
 
-/// Checks a node's proof with the API server: the token belongs to the node agent and is for this service, and the pod
-/// runs on the agent's node at an address of that node.
+/// Checks a node's proof with the API server: the token belongs to the node agent and is for this service, or is the
+/// credential that the agent obtained with such a token, and the pod runs on that node at an address of that node.
 pub(crate) fn vouch(
     cluster: &dyn Cluster,
     settings: &KubernetesPolicy,
+    key: &RenewalKey,
     token: &str,
     pod: &Pod,
     now: UnixTime,
 ) -> Result<PodFacts, Refusal> {
-    let node = agent(cluster, settings, token, now)?;
+    let node = match NodeCredential::is_claimed_by(token) {
+        true => NodeCredential::node(cluster, settings, key, token, now)?,
+        false => agent(cluster, settings, token, now)?,
+    };
     check_pod(pod)?;
     let found = cluster.pod(&pod.namespace, &pod.name)?;
     let found = found.ok_or_else(|| Refusal::PodNotFound(format!("{}/{}", pod.namespace, pod.name)))?;
@@ -49,12 +53,42 @@ pub(crate) fn agent(
     token: &str,
     now: UnixTime,
 ) -> Result<String, Refusal> {
+    agent_of(cluster, settings, token, now).map(|(_, node)| node)
+}
+
+/// A credential for the node whose agent presents `token`. No other credential is enough to obtain one, so a stolen one ends.
+pub(crate) fn credential(
+    cluster: &dyn Cluster,
+    settings: &KubernetesPolicy,
+    token: &str,
+    now: UnixTime,
+) -> Result<NodeCredential, Refusal> {
+    let (user, node) = agent_of(cluster, settings, token, now)?;
+    let uid = cluster.node_uid(&node)?;
+    // A node may have been made anew since the token was.
+    match uid.filter(|uid| !uid.is_empty() && user.node_uid().is_none_or(|of_token| of_token == uid)) {
+        Some(uid) => Ok(NodeCredential::new(node, uid, settings, now)),
+        None => Err(Refusal::NodeGone(node)),
+    }
+}
+
+/// The account of the agent that presents `token`, and the name of its node.
+fn agent_of(
+    cluster: &dyn Cluster,
+    settings: &KubernetesPolicy,
+    token: &str,
+    now: UnixTime,
+) -> Result<(User, String), Refusal> {
+    if NodeCredential::is_claimed_by(token) {
+        return Err(Refusal::TokenRejected("a node credential is good for certificates of pods only".to_owned()));
+    }
     let user = review(cluster, &settings.audience, token, now)?;
     let account = user.service_account().ok_or_else(|| Refusal::NotAServiceAccount(user.shown()))?;
     if account != settings.node_account() {
         return Err(Refusal::WrongAccount { account: user.shown(), expected: settings.node_account.clone() });
     }
-    node_of(cluster, &user, account.0)
+    let node = node_of(cluster, &user, account.0)?;
+    Ok((user, node))
 }
 
 /// The node of the agent that the token is bound to. Servers before 1.30 only report the bound pod.

@@ -75,7 +75,7 @@ impl State {
 
 impl FakeCluster {
     pub(crate) fn start(release: &str) -> Self {
-        let recorded = format!("{}/tests/recorded/api-{release}.jsonl", env!("CARGO_MANIFEST_DIR"));
+        let recorded = format!("{}/../ca/tests/recorded/api-{release}.jsonl", env!("CARGO_MANIFEST_DIR"));
         let cases: Vec<Value> =
             fs::read_to_string(recorded).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         let mut reviews = HashMap::new();
@@ -166,7 +166,23 @@ impl FakeCluster {
 
     pub(crate) fn set_node(&self, ranges: &[&str]) {
         let node = json!({"metadata": {"name": "test-node"}, "spec": {"podCIDR": ranges[0], "podCIDRs": ranges}});
-        self.state().put("/api/v1/nodes/test-node", node);
+        self.state().put(NODE, node);
+    }
+
+    /// Makes `test-node` with that UID, or makes it anew.
+    pub(crate) fn make_node(&self, uid: &str) {
+        self.state().put(NODE, json!({"metadata": {"name": "test-node", "uid": uid}}));
+    }
+
+    pub(crate) fn delete_node(&self) {
+        let mut state = self.state();
+        let node = state.objects.remove(NODE).unwrap();
+        state.changes.push((NODE.to_owned(), "DELETED", node));
+    }
+
+    /// What became of the token: its pod is gone.
+    pub(crate) fn revoke_token(&self, token: &str) {
+        self.state().reviews.retain(|(known, _), _| known != token);
     }
 
     pub(crate) fn be(&self, mood: Mood) {
@@ -336,6 +352,7 @@ fn pod_path(name: &str) -> String {
     format!("/api/v1/namespaces/shop/pods/{name}")
 }
 
+const NODE: &str = "/api/v1/nodes/test-node";
 const CONFIG_MAP: &str = "/api/v1/namespaces/shop/configmaps/nebula-trust";
 
 /// Audience of the recorded tokens.

@@ -17,6 +17,8 @@ mod kubernetes;
 mod lifecycle;
 #[cfg(feature = "kubernetes")]
 mod lighthouses;
+#[cfg(feature = "kubernetes")]
+mod node_credential;
 mod node_proof;
 mod page;
 #[cfg(feature = "postgres")]

@@ -13,7 +13,7 @@ use std::{
 
 use nebula_cert::{
     CaPool, Certificate, Curve, PrivateKey, VerifiedCertificate,
-    issuance::{Pod, Proof, Release, Released, Reply, Request},
+    issuance::{NODE_CREDENTIAL_PATH, NodeCredential, Pod, Proof, Release, Released, Reply, Request},
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -245,6 +245,17 @@ impl Caller {
         let mut text = String::new();
         reply.body_mut().as_reader().read_to_string(&mut text)?;
         Ok((reply.status().as_u16(), text))
+    }
+
+    /// The credential that the agent with this token gets for its node.
+    pub(crate) fn node_credential(&self, token: &str) -> Result<NodeCredential, (u16, String)> {
+        let url = format!("{}{NODE_CREDENTIAL_PATH}", self.url);
+        let mut reply = self.agent.post(url).header("authorization", format!("Bearer {token}")).send_empty().unwrap();
+        let text = reply.body_mut().read_to_string().unwrap();
+        match reply.status().as_u16() {
+            200 => Ok(serde_json::from_str(&text).unwrap()),
+            status => Err((status, code(&text))),
+        }
     }
 
     pub(crate) fn request(&self, request: &Request) -> Result<Reply, (u16, String)> {

@@ -15,7 +15,7 @@ use crate::clock::Deadline;
 use crate::enrolment::{Decision, Knowledge};
 use crate::host::Host;
 use crate::instance_status::Status;
-use crate::launch::{Capture, Isolate, LaunchSpec, Pod, StartError, Target, Underlay};
+use crate::launch::{Capture, Isolate, LaunchSpec, Pod, StartError, Target, Underlay, is_refusal_of_token};
 use crate::link::capture::PodCapture;
 use crate::link::capture_guard::{CaptureGuard, Terms};
 use crate::link::guard::{self, Guard, Tunnel};
@@ -30,7 +30,7 @@ use crate::settings::isolation::source_towards;
 use crate::supervisor::kind::Kind;
 use crate::supervisor::{Launch, StartFailure, Systemd};
 use crate::verb::del::{detach, detach_closed};
-use crate::verb::node_token::{self, NodeToken};
+use crate::verb::node_token::NodeToken;
 
 /// Attaches the pod and returns the result for stdout. Printing it is the commit point.
 ///
@@ -531,7 +531,7 @@ fn explain(failure: &StartFailure, settings: &Settings) -> Error {
         StartFailure::Ended { error, said, .. } => {
             let error = match error {
                 Some(StartError::Refused { code: reason, .. })
-                    if node_token::is_refusal_of_token(reason.as_deref()) =>
+                    if reason.as_deref().is_some_and(is_refusal_of_token) =>
                 {
                     let msg = "the CA service refuses the node's token: the node agent that wrote it has ended, and there \
                                was no next one in time";

@@ -1,5 +1,6 @@
-//! The node's credentials, which its agent writes. A token ends with the pod of the agent that wrote it, so while the
-//! agent is replaced the CA refuses it for some seconds; and when the node has just booted, there are none. An ADD that
+//! The node's credentials, which its agent writes. A token ends with the pod of the agent that wrote it, so the CA refuses it
+//! while the agent is replaced, and instances show the node credential beside it. Where there is none yet, or it has expired,
+//! the node waits for the next agent's token; and when the node has just booted, there are none. An ADD that
 //! meets such a moment waits for the next ones, as long as its time limit allows: it would fail otherwise, and the kubelet
 //! waits longer each time before it tries again.
 
@@ -58,11 +59,6 @@ impl<'a> NodeToken<'a> {
         let now = version(&self.ca.token_file).filter(|_| self.ca.tls_ca_file.exists() || !self.awaits_agent);
         now.is_some() && (self.awaits_agent || now != self.seen)
     }
-}
-
-/// Whether the CA refuses the token itself, and not what was asked with it.
-pub(super) fn is_refusal_of_token(code: Option<&str>) -> bool {
-    code.is_some_and(|code| ["token_rejected", "service_token_expired", "agent_gone"].contains(&code))
 }
 
 fn version(path: &Path) -> Option<Version> {

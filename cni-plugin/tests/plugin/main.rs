@@ -6,6 +6,8 @@ mod add;
 mod bad_input;
 mod capture;
 mod check;
+#[allow(dead_code, reason = "the tests of the programs use more of it")]
+mod container;
 mod control_groups;
 mod del;
 mod fake_instance;

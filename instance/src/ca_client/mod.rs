@@ -12,7 +12,7 @@ pub mod trust_watch;
 
 use std::net::IpAddr;
 use std::num::NonZeroU16;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use nebula_cert::issuance::{
     self, CERTIFICATE_PATH, MAX_REPLY, MAX_WAIT_SECONDS, Pod, Proof, Reply, Request, TRUST_PATH,
 };
 use nebula_cert::{CaPool, Curve, Identity, JoinToken, PrivateKey, UnixTime};
-use nebula_cni_plugin::launch::CaAccess;
+use nebula_cni_plugin::launch::{CaAccess, is_refusal_of_token};
 use ureq::tls::{PemItem, RootCerts, TlsConfig, TlsProvider};
 use ureq::unversioned::resolver::DefaultResolver;
 use ureq::unversioned::transport::{Connector as _, TcpConnector};
@@ -48,6 +48,8 @@ pub struct CaClient {
 #[derive(Debug, Clone, Default)]
 struct Held {
     token: Option<HeldFile>,
+    /// Beside the token, if it was there.
+    credential: Option<HeldFile>,
     roots: Option<HeldFile>,
 }
 
@@ -167,8 +169,9 @@ impl CaClient {
     pub fn hold_files(&mut self, with_token: bool) -> Result<(), Error> {
         let open = |what, path: &Path| HeldFile::open(path).map_err(|error| unreadable(what, path, &error));
         let token = with_token.then(|| open("token_file", &self.access.token_file)).transpose()?;
+        let credential = token.as_ref().and_then(|_| HeldFile::open(&self.credential_file()).ok());
         let roots = Some(open("tls_ca_file", &self.access.tls_ca_file)?);
-        self.held = Held { token, roots };
+        self.held = Held { token, credential, roots };
         Ok(())
     }
 
@@ -187,18 +190,53 @@ impl CaClient {
     pub fn request(&self, provers: &[Prover], timeout: Duration, now: UnixTime) -> Result<Issued, Error> {
         let mut result = Err(Error::Unavailable("there is nothing to prove who asks".to_owned()));
         for prover in provers {
-            // The refusal reveals that this CA signs for the other curve; nearly all use the first one.
-            result = match self.request_with(Curve::Curve25519, prover, timeout, now) {
-                Err(Error::Denied { code, .. }) if code == "wrong_curve" => {
-                    self.request_with(Curve::P256, prover, timeout, now)
-                }
-                result => result,
-            };
+            result = self.request_by(prover, timeout, now);
             if !matches!(result, Err(Error::Denied { .. })) {
                 break;
             }
         }
         result
+    }
+
+    /// Where the token of the node is refused, its agent may be away: then the node credential may do.
+    fn request_by(&self, prover: &Prover, timeout: Duration, now: UnixTime) -> Result<Issued, Error> {
+        let result = self.request_in_turn(prover, timeout, now);
+        let (code, message) = match &result {
+            Err(Error::Denied { code, message }) if prover.is_of_node() && is_refusal_of_token(code) => (code, message),
+            _ => return result,
+        };
+        let Some(by_credential) = self.by_node_credential() else { return result };
+        match by_credential.request_in_turn(prover, timeout, now) {
+            // Another token is what helps.
+            Err(Error::Denied { code: other, message: also }) if is_refusal_of_credential(&other) => {
+                let message = format!("{message}; nor does the node credential help: {also} ({other})");
+                Err(Error::Denied { code: code.clone(), message })
+            }
+            result => result,
+        }
+    }
+
+    /// This client with the node credential for a token; `None` if there is none.
+    fn by_node_credential(&self) -> Option<Self> {
+        let (token_file, token) = (self.credential_file(), self.held.credential.clone());
+        files::read(&token_file, token.as_ref()).ok()?;
+        let (access, held) =
+            (CaAccess { token_file, ..self.access.clone() }, Held { token, credential: None, ..self.held.clone() });
+        Some(Self { access, held, ..self.clone() })
+    }
+
+    fn credential_file(&self) -> PathBuf {
+        CaAccess::credential_beside(&self.access.token_file)
+    }
+
+    fn request_in_turn(&self, prover: &Prover, timeout: Duration, now: UnixTime) -> Result<Issued, Error> {
+        // The refusal reveals that this CA signs for the other curve; nearly all use the first one.
+        match self.request_with(Curve::Curve25519, prover, timeout, now) {
+            Err(Error::Denied { code, .. }) if code == "wrong_curve" => {
+                self.request_with(Curve::P256, prover, timeout, now)
+            }
+            result => result,
+        }
     }
 
     fn request_with(&self, curve: Curve, prover: &Prover, timeout: Duration, now: UnixTime) -> Result<Issued, Error> {
@@ -397,6 +435,11 @@ fn unreadable(what: &str, path: &Path, error: &std::io::Error) -> Error {
 }
 
 impl Prover {
+    /// Whether the node's token proves it.
+    fn is_of_node(&self) -> bool {
+        matches!(self, Self::Node(_) | Self::Provisional(_))
+    }
+
     /// Leaves out the pod's address of the other family.
     #[must_use]
     pub fn with_one_address(mut self) -> Self {
@@ -421,6 +464,11 @@ impl std::fmt::Debug for Prover {
             Self::Holder { .. } => f.write_str("Holder(redacted)"),
         }
     }
+}
+
+/// Whether the CA refuses the node credential itself, or does not know any.
+fn is_refusal_of_credential(code: &str) -> bool {
+    is_refusal_of_token(code) || ["node_credential_rejected", "node_credential_expired", "node_gone"].contains(&code)
 }
 
 fn read_body(response: &mut ureq::http::Response<ureq::Body>) -> Result<Vec<u8>, ureq::Error> {

@@ -1,4 +1,5 @@
-//! A CA service for one host, without a ledger, in the process of the test: it needs no privileges and no other program.
+//! A CA service for one host, or for the pods of one node, without a ledger, in the process of the test: it needs no privileges
+//! and no other program.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -13,11 +14,15 @@ use rustls::server::ParsedCertificate;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 pub(crate) const OVERLAY: &str = "10.97.0.0/16";
+/// The only proof that it takes for pods.
+pub(crate) const NODE_CREDENTIAL: &str = "nebula-node-credential.x.y";
 const ADDRESS: &str = "10.97.0.9/16";
 
 /// A CA service of one token, which goes to the first key, or to the one it is bound to.
 pub(crate) struct Ca {
     pub(crate) token: JoinToken,
+    /// PEM of its TLS certificate.
+    pub(crate) tls: String,
     pub(crate) connections: Arc<Mutex<usize>>,
     /// Fingerprints that it blocks.
     pub(crate) blocked: Arc<Mutex<Vec<String>>>,
@@ -64,7 +69,7 @@ impl Ca {
                 std::thread::spawn(move || desk.serve(config, stream));
             }
         });
-        Self { token, connections, blocked }
+        Self { token, tls: tls.pem(), connections, blocked }
     }
 }
 
@@ -94,10 +99,22 @@ impl Desk {
     }
 
     fn answer(&self, request: &Request) -> (u16, String) {
-        assert!(matches!(&request.proof, Proof::Token { token } if token == "nebula-enrol-secret"));
+        let mut is_host = false;
+        match &request.proof {
+            Proof::Token { token } => {
+                assert_eq!(token, "nebula-enrol-secret");
+                is_host = true;
+            }
+            Proof::Node { token, .. } if token == NODE_CREDENTIAL => {}
+            Proof::Node { token, .. } => {
+                let code = if token == "expired" { "node_credential_expired" } else { "token_rejected" };
+                return (401, format!(r#"{{"code": "{code}", "message": "no more"}}"#));
+            }
+            _ => panic!("{:?}", request.proof),
+        }
         let (_, public_key) = public_key_from_pem(request.public_key.as_bytes()).unwrap();
         let key: [u8; 32] = digest(&SHA256, &public_key).as_ref().try_into().unwrap();
-        if *self.owner.lock().unwrap().get_or_insert(key) != key {
+        if is_host && *self.owner.lock().unwrap().get_or_insert(key) != key {
             return (409, r#"{"code": "token_used", "message": "the token is another host's"}"#.to_owned());
         }
         let networks = vec![ADDRESS.parse().unwrap()];

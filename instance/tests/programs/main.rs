@@ -7,6 +7,8 @@
     reason = "these tests watch real processes on a real clock, and end at the first surprise"
 )]
 
+#[path = "../../../cni-plugin/tests/plugin/container.rs"]
+mod container;
 mod loopback;
 #[path = "../../../cni-plugin/tests/plugin/service_manager.rs"]
 mod service_manager;
@@ -29,6 +31,7 @@ mod configurations;
 #[cfg(feature = "ssh")]
 mod console;
 mod control;
+mod control_groups;
 mod credentials;
 mod dns;
 mod doctor;
@@ -59,6 +62,7 @@ mod measured_paths;
 mod memory;
 mod metrics;
 mod no_ssh;
+mod node_credential;
 mod overlay_names;
 mod packaging;
 mod path_mtu;

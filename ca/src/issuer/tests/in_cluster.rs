@@ -66,6 +66,13 @@ impl Cluster for Memory {
         Ok(Vec::new())
     }
 
+    fn node_uid(&self, name: &str) -> Result<Option<String>, ClusterError> {
+        self.check()?;
+        let nodes = self.nodes.lock().unwrap();
+        let node = nodes.iter().find(|node| node["metadata"]["name"] == name);
+        Ok(node.and_then(|node| node["metadata"]["uid"].as_str()).map(str::to_owned))
+    }
+
     fn taken(&self, address: IpAddr, asker: &Asker<'_>) -> Result<Option<Taken>, ClusterError> {
         self.check()?;
         let mut all = Occupancy::default();
@@ -390,4 +397,31 @@ fn a_pod_of_a_namespace_that_the_operator_does_not_enrol_gets_nothing_but_its_re
     let renewal_key = issued.reply.renewal_key.unwrap();
     let proof = Proof::of_certificate(&present, &key, &renewal_key, Some(&key.public_pem()), NOW + 10).unwrap();
     assert!(it.ca.issuer.issue(&Request { public_key: key.public_pem(), proof }, NODE, NOW + 10).is_ok());
+}
+
+#[test]
+fn a_node_credential_lasts_half_a_day() {
+    let confirmed = Confirmed::new(STABLE);
+    confirmed.cluster.nodes.lock().unwrap().push(json!({"metadata": {"name": "n1", "uid": "u"}}));
+    confirmed.cluster.add("web-1", "u-1", None);
+    let made = confirmed.ca.issuer.node_credential("agent n1", NOW).unwrap();
+    let ask = |now| {
+        let pod = Pod {
+            namespace: "shop".into(),
+            name: "web-1".into(),
+            uid: "u-1".into(),
+            address: "10.244.0.5".parse().unwrap(),
+            other_address: None,
+        };
+        let key = PrivateKey::generate(Curve::Curve25519).unwrap();
+        let proof = Proof::Node { token: made.credential.clone(), pod };
+        let request = Request { public_key: key.public_pem(), proof };
+        let source = IpAddr::from([192, 0, 2, 1]);
+        confirmed.ca.issuer.issue(&request, source, now).map(|_| ()).map_err(|refusal| refusal.code())
+    };
+    assert_eq!(made.not_after, NOW + 12 * 3600);
+    assert_eq!(ask(made.not_after - 1), Ok(()));
+    assert_eq!(ask(made.not_after), Err("node_credential_expired"));
+    assert_eq!(ask(NOW - 100), Ok(()), "clocks of replicas differ");
+    assert_eq!(ask(NOW - 1000), Err("node_credential_expired"), "the clock was set back");
 }

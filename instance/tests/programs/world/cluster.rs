@@ -201,11 +201,17 @@ impl Node {
 
     /// Runs the chain as a runtime does; `pod` is also the name of the namespace.
     pub fn chain(&self, world: &World, verb: &str, pod: &str) -> Output {
+        self.chain_command(world, verb, pod).output().expect("cni-chain.py runs")
+    }
+
+    /// What [`Node::chain`] runs.
+    pub fn chain_command(&self, world: &World, verb: &str, pod: &str) -> Command {
         // One for each pod, so that nobody reads what another thread is writing.
         let conf = self.dir.join(format!("{pod}.conflist"));
         std::fs::write(&conf, serde_json::to_vec_pretty(&self.conf).expect("JSON")).expect("write the chain");
         let netns = format!("/run/netns/{}", world.namespace_of(pod));
-        Command::new("nsenter")
+        let mut command = Command::new("nsenter");
+        command
             .envs(self.bus.iter().map(|bus| ("DBUS_SYSTEM_BUS_ADDRESS", bus)))
             .arg(format!("--net=/run/netns/{}", world.namespace_of(&self.name)))
             .arg(tool("cni-chain.py"))
@@ -229,9 +235,8 @@ impl Node {
                 "--record",
             ])
             .arg(self.dir.join("calls.jsonl"))
-            .arg(verb)
-            .output()
-            .expect("cni-chain.py runs")
+            .arg(verb);
+        command
     }
 
     /// Like [`Node::chain`], but panics with all known details if it fails. Returns the result.
