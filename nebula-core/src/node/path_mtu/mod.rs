@@ -319,13 +319,15 @@ impl Search {
         let (counter, at) = self.examined;
         // A peer that answered nothing is asked less often.
         let interval = if self.confirmed > 0 { CHECK_INTERVAL } else { RAISE_INTERVAL };
+        let since = now.saturating_duration_since(at);
         let enough = match () {
             () if self.has_stalled => 1,
             // Other traffic in the tunnel may hide that a connection has stalled.
-            () if self.confirmed > 0 && now >= at + USED_INTERVAL => MIN_DATAGRAMS,
+            () if self.confirmed > 0 && since >= USED_INTERVAL => MIN_DATAGRAMS,
+            () if self.confirmed > 0 && since >= BUSY_INTERVAL => BUSY_RATE * since.as_secs(),
             () => DATAGRAMS_PER_CHECK,
         };
-        self.top > 0 && sent.saturating_sub(counter) >= enough && now >= at + interval
+        self.top > 0 && sent.saturating_sub(counter) >= enough && since >= interval
     }
 
     /// Whether the path loses packets whatever their size.
@@ -438,7 +440,12 @@ const NARROW_TRIES: u32 = 2;
 const PRECISION: u16 = 16;
 /// After this time with traffic, the path is examined again: its MTU may have changed.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
-/// The same for a tunnel that carries little.
+/// The same for a tunnel that carries too little for that, but [`BUSY_RATE`]: a connection that stalled, which repeats its packet at pauses
+/// that double, is helped with its fifth attempt.
+const BUSY_INTERVAL: Duration = Duration::from_secs(4);
+/// Datagrams a second.
+const BUSY_RATE: u64 = 4;
+/// The same for a tunnel that carries even less.
 const USED_INTERVAL: Duration = Duration::from_secs(15);
 /// How long what a traffic check found holds: until the next one, which may come a little late.
 const USED_FOR: Duration = Duration::from_secs(6);
