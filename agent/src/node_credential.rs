@@ -59,13 +59,17 @@ pub async fn keep(node: &Node, mut target: watch::Receiver<Option<Target>>) {
             Some(target) => {
                 let host = config.host_root.clone();
                 let renewed = tokio::task::spawn_blocking(move || renew(&target, &host)).await;
-                let failure =
-                    renewed.map_or_else(|error| Some(error.to_string()), |done| done.err().map(|e| e.to_string()));
+                let (failure, pause) = match renewed {
+                    Ok(Ok(())) => (None, RENEW_EVERY),
+                    Ok(Err(error @ NodeCredentialError::Refused { .. })) => (Some(error.to_string()), REFUSED),
+                    Ok(Err(error)) => (Some(error.to_string()), RETRY),
+                    Err(error) => (Some(error.to_string()), RETRY),
+                };
                 if let Some(error) = failure.as_ref().filter(|_| failure != shown) {
-                    tracing::warn!(error, "while this agent is away, pods of this node will not start");
+                    tracing::warn!(error, "if this agent goes away now, pods of this node do not start meanwhile");
                 }
                 shown = failure;
-                if shown.is_some() { RETRY } else { RENEW_EVERY }
+                pause
             }
         };
         tokio::select! {
@@ -114,6 +118,8 @@ pub fn renew(target: &Target, host: &HostRoot) -> Result<(), NodeCredentialError
 /// Much less than the life of a credential, most of which is left when the agent goes.
 const RENEW_EVERY: Duration = Duration::from_secs(3600);
 const RETRY: Duration = Duration::from_secs(60);
+/// A CA of an earlier release, or a policy that somebody must correct: each attempt is in the CA's log.
+const REFUSED: Duration = Duration::from_secs(600);
 const SOON: Duration = Duration::from_secs(1);
 const MAX_TOKEN: u64 = 256 << 10;
 
