@@ -9,6 +9,9 @@
 
 #[path = "../../../cni-plugin/tests/plugin/container.rs"]
 mod container;
+#[path = "../../../ca/tests/service/fake_cluster.rs"]
+#[allow(dead_code, reason = "the tests of the CA use more of it")]
+mod fake_cluster;
 mod loopback;
 #[path = "../../../cni-plugin/tests/plugin/service_manager.rs"]
 mod service_manager;
