@@ -52,8 +52,14 @@ impl Site {
         });
         fs::write(directory.file("policy.jsonc"), policy.to_string()).unwrap();
         let (tls, listen) = (directory.file("tls.crt"), "127.0.0.1:0".parse().unwrap());
-        let settings =
-            ServerSettings { directory, listen, status_listen: None, tls_names: Vec::new(), passphrase: None };
+        let settings = ServerSettings {
+            directory,
+            listen,
+            status_listen: None,
+            tls_names: Vec::new(),
+            new_ledger: false,
+            passphrase: None,
+        };
         let server = Server::open(settings).await.unwrap();
         let target = Target { url: format!("https://{}", server.address().unwrap()), server_name: None };
         let (stop, stopped) = oneshot::channel::<()>();

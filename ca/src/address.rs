@@ -201,7 +201,7 @@ pub(crate) struct Holder {
     /// Its certificates for the address, by fingerprint, with the last second of each.
     #[serde(default)]
     pub(crate) certificates: Vec<(String, UnixTime)>,
-    /// The name of a pod for which the address is kept.
+    /// For what name of a pod, or host, the address is kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) kept: Option<Kept>,
 }
@@ -209,7 +209,7 @@ pub(crate) struct Holder {
 /// Keeps an address for whatever pod has a name, also while there is none.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Kept {
-    /// The pod's `namespace/name`.
+    /// The pod's `namespace/name`, or `host NAME`.
     pub(crate) name: String,
     /// Last second.
     pub(crate) until: UnixTime,

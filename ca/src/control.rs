@@ -8,7 +8,9 @@ use crate::{
     address::Subject,
     audit::{AuditLog, Event},
     authority::{Grant, check_grant},
-    policy::Policy,
+    backup,
+    directory::Directory,
+    policy::{MAX_RENEWAL_GRACE, Policy},
     proof::token::TokenHash,
     store::{AllotError, Allottee, IssuedRecord, KeptAddresses, KeptOut, Pool, Store, StoreError, TokenRecord},
     time,
@@ -18,6 +20,8 @@ use crate::{
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Command {
+    /// Copy the rows of the ledger into the directory, for a backup.
+    CopyLedger,
     /// Create a one-time token; its secret never leaves the asking process.
     CreateToken(NewToken),
     /// List tokens.
@@ -80,6 +84,11 @@ pub struct NewToken {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub enum CommandOutcome {
+    /// The copy is there.
+    LedgerCopied {
+        /// Of how many records; `None`: the ledger is in a database, which copies it.
+        records: Option<u64>,
+    },
     /// The token exists.
     TokenCreated(ListedToken),
     /// All tokens.
@@ -170,6 +179,7 @@ pub struct ListedAddress {
 
 /// Carries out commands on a store that this process has opened.
 pub(crate) struct Operator<'a> {
+    pub(crate) directory: &'a Directory,
     pub(crate) store: &'a dyn Store,
     /// The CAs that might sign; one of them must be able to sign what a token grants.
     pub(crate) authorities: &'a [Certificate],
@@ -181,6 +191,7 @@ impl Operator<'_> {
     /// Carries out one command.
     pub(crate) fn obey(&self, command: &Command, now: UnixTime) -> CommandOutcome {
         let answer = match command {
+            Command::CopyLedger => self.copy_ledger(now),
             Command::CreateToken(token) => self.create_token(token, now),
             Command::ListTokens => self.list_tokens(),
             Command::RevokeToken { id } => self.revoke_token(id, now),
@@ -192,6 +203,12 @@ impl Operator<'_> {
             Command::ReleaseAddress { name } => self.release_address(name, now),
         };
         answer.unwrap_or_else(|message| CommandOutcome::Failed { message })
+    }
+
+    fn copy_ledger(&self, now: UnixTime) -> Result<CommandOutcome, String> {
+        let records = backup::copy_ledger(self.directory, self.store)?;
+        self.write_audit(Event { event: "backed_up", ..Event::default() }, now);
+        Ok(CommandOutcome::LedgerCopied { records })
     }
 
     fn create_token(&self, token: &NewToken, now: UnixTime) -> Result<CommandOutcome, String> {
@@ -263,13 +280,17 @@ impl Operator<'_> {
 
     /// A host with an address of another network would get a certificate, and reach nobody.
     fn check_overlay(&self, networks: &[IpNet]) -> Result<(), String> {
-        let overlay = &self.policy.hosts.overlay;
-        let is_outside = |network: &&IpNet| !overlay.iter().any(|overlay| overlay.contains(&network.trunc()));
-        match networks.iter().find(is_outside).filter(|_| !overlay.is_empty()) {
+        let (overlay, is_complete) = self.policy.host_networks();
+        let is_of = |network: &IpNet| overlay.iter().any(|overlay| overlay.contains(&network.trunc()));
+        let has_family = |network: &IpNet| overlay.iter().any(|o| o.addr().is_ipv4() == network.addr().is_ipv4());
+        match networks.iter().find(|network| !is_of(network) && (is_complete || has_family(network))) {
             None => Ok(()),
             Some(network) => {
                 let overlay = overlay.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-                Err(format!("{network} is not in the overlay of hosts, {overlay} (hosts.overlay in policy.jsonc)"))
+                Err(format!(
+                    "{network} is not in the overlay of hosts, {overlay} (hosts.overlay in policy.jsonc; without it, what \
+                     hosts.pool and pods.overlay say)"
+                ))
             }
         }
     }
@@ -294,7 +315,8 @@ impl Operator<'_> {
             if let Some(holder) = self.store.holder(network.addr()).map_err(text)?
                 && !holder.yields_to(&host, now)
             {
-                let until = rfc3339(holder.until);
+                let kept = holder.kept.as_ref().map_or(holder.until, |kept| kept.until);
+                let until = rfc3339(holder.until.max(kept));
                 return Err(format!("{} belongs to {} until {until}; choose another", network.addr(), holder.subject));
             }
         }
@@ -328,7 +350,8 @@ impl Operator<'_> {
         let subject = Subject::Host { name: name.to_owned() };
         let mut newest: Option<IssuedRecord> = None;
         let visit = &mut |_, record: IssuedRecord| {
-            let is_own = record.subject == subject && record.not_after >= now;
+            let grace = if record.revoked.is_none() { hosts.renewal_grace } else { 0 };
+            let is_own = record.subject == subject && record.not_after.saturating_add(grace) >= now;
             if is_own && newest.as_ref().is_none_or(|newest| newest.issued <= record.issued) {
                 newest = Some(record);
             }
@@ -395,7 +418,16 @@ impl Operator<'_> {
             Ok(fingerprint) => (vec![fingerprint], self.store.issued(&fingerprint).map_err(text)?.is_none()),
             Err(_) => {
                 let mut meant = Vec::new();
-                let is_meant = |issued: &IssuedRecord| is_called(issued, which) && issued.not_after >= now;
+                // An expired one of a host may be good for a renewal.
+                let is_over = |issued: &IssuedRecord| match issued.subject {
+                    Subject::Host { .. } => issued.not_after.saturating_add(MAX_RENEWAL_GRACE) < now,
+                    Subject::Pod { .. } | Subject::Lighthouse { .. } => issued.not_after < now,
+                };
+                let is_meant = |issued: &IssuedRecord| {
+                    is_called(issued, which)
+                        && !is_over(issued)
+                        && (issued.revoked.is_none() || issued.not_after >= now)
+                };
                 let visit = &mut |fingerprint, issued| meant.extend(is_meant(&issued).then_some(fingerprint));
                 self.store.each_issued(visit).map_err(text)?;
                 (meant, false)

@@ -24,7 +24,7 @@ use crate::{
     control::{Command, CommandOutcome, Operator},
     directory::{AUDIT_LOG, CONTROL_SOCKET, DATABASE, Directory, FileError, POLICY, STORE},
     policy::{Policy, PolicyError},
-    store::{self, StoreError},
+    store::{self, Beginning, StoreError},
     time,
 };
 
@@ -97,8 +97,9 @@ fn obey_alone(directory: &Directory, command: &Command) -> Result<CommandOutcome
     let (_, authorities) = authority::read_bundle(directory)?;
     let policy = Policy::parse(&directory.read(POLICY)?)?;
     let audit = AuditLog::new(directory.file(AUDIT_LOG));
-    let store = store::open(directory)?;
-    let operator = Operator { store: store.as_ref(), authorities: &authorities, policy: &policy, audit: &audit };
+    let store = store::open(directory, Beginning::of(&authorities, time::now()))?;
+    let operator =
+        Operator { directory, store: store.as_ref(), authorities: &authorities, policy: &policy, audit: &audit };
     Ok(operator.obey(command, time::now()))
 }
 

@@ -6,6 +6,7 @@ use nebula_cert::{Certificate, Curve, SigningKey, Template, UnixTime, Version};
 use crate::{
     directory::{CA_CERTIFICATE, CA_KEY, Directory, FileError, NODE_TOKEN, POLICY, STORE, TLS_CERTIFICATE, TLS_KEY},
     proof::{certificate::RenewalKey, token},
+    store::{Beginning, RedbStore, StoreError},
     tls,
 };
 
@@ -45,6 +46,9 @@ pub enum InitError {
     /// The TLS certificate cannot be created.
     #[error("cannot make the TLS certificate; are the --tls-name values host names or IP addresses?")]
     Tls(#[from] rcgen::Error),
+    /// The ledger cannot be created.
+    #[error("cannot make the ledger")]
+    Store(#[from] StoreError),
     /// The system's random generator failed.
     #[error("the system has no randomness: {0}")]
     Random(getrandom::Error),
@@ -88,6 +92,8 @@ impl NewCa {
         directory.write_new(TLS_KEY, &tls_key, 0o600)?;
         directory.write_new(TLS_CERTIFICATE, &tls_certificate, 0o644)?;
         directory.write_new(NODE_TOKEN, &format!("{}\n", *node_token), 0o600)?;
+        // A CA without its ledger does not serve for long.
+        RedbStore::open_file(&directory.file(STORE), Beginning::Allowed)?;
         directory.write_new(POLICY, &policy, 0o644)?;
         // Create it here rather than at the first start, so that a copy of the directory for a replica is complete.
         RenewalKey::open(directory, self.curve)?;
@@ -190,7 +196,13 @@ const POLICY_TEXT: &str = r#"// Policy of this CA: who gets which certificate. R
     // Lighthouses that hosts are told of: overlay address, then where it is reached.
     // "lighthouses": {"10.42.0.1": ["lighthouse.example:4242"]},
 
-    "longest_life": "365d"
+    // Longest life that a token may give to certificates (nebula-ca token create --life; default 7d). A host renews after
+    // two thirds of it.
+    "longest_life": "365d",
+
+    // So long after its end a certificate that was not revoked still renews itself, with the same name and addresses,
+    // which are kept meanwhile: the service may be away for that long. At most 30d; "0s": never.
+    "renewal_grace": "7d"
   }
 }
 "#;

@@ -26,7 +26,7 @@ use crate::{
     cluster::{Asker, Cluster, Taken},
     pod::KubernetesPolicy,
     pod::{PodAddresses, PodFacts},
-    policy::{LighthousePolicy, PodPolicy, Policy},
+    policy::{LighthousePolicy, MAX_RENEWAL_GRACE, PodPolicy, Policy},
     proof::{
         self,
         certificate::{Presented, RenewalKey},
@@ -158,7 +158,7 @@ impl Issuer {
             Proof::Certificate { certificate, time, tag } => {
                 let presented = Presented { certificate, time: *time, tag, public_key: None };
                 let trusted = trusted(&rules)?;
-                let held = self.renewal_key.check(&presented, &trusted, now)?;
+                let held = self.renewal_key.check(&presented, &trusted, 0, now)?;
                 let known = self.issued(&held.fingerprint())?.ok_or(Refusal::UnknownCertificate)?;
                 // Releasing a certificate twice succeeds.
                 let fingerprint = known.revoked.is_none().then(|| held.fingerprint());
@@ -315,11 +315,21 @@ impl Issuer {
         presented: &Presented<'_>,
         now: UnixTime,
     ) -> Result<(Certificate, IssuedRecord), Refusal> {
-        let certificate = self.renewal_key.check(presented, &trusted(rules)?, now)?;
+        // Whoever has the key of an expired certificate learns why it is too late.
+        let certificate = self.renewal_key.check(presented, &trusted(rules)?, MAX_RENEWAL_GRACE, now)?;
+        let late = now.saturating_sub(certificate.not_after());
         match self.issued(&certificate.fingerprint())? {
             None => Err(Refusal::UnknownCertificate),
             Some(record) if record.revoked.is_some() => Err(Refusal::CertificateRevoked),
-            Some(record) => Ok((certificate, record)),
+            Some(record) if late <= 0 => Ok((certificate, record)),
+            Some(record) => match record.subject {
+                Subject::Host { .. } if late <= rules.policy.hosts.renewal_grace => Ok((certificate, record)),
+                Subject::Host { .. } => Err(Refusal::RenewalTooLate(nebula_cert::rfc3339(certificate.not_after()))),
+                // They have another proof.
+                Subject::Pod { .. } | Subject::Lighthouse { .. } => {
+                    Err(Refusal::CertificateExpired(nebula_cert::rfc3339(certificate.not_after())))
+                }
+            },
         }
     }
 
@@ -355,8 +365,8 @@ impl Issuer {
             life: token.life.min(rules.policy.hosts.longest_life),
         };
         let subject = Subject::Host { name: token.name };
-        let recorded =
-            Recorded { subject: &subject, pod: None, token: Some((hash, &key)), provisional: false, kept: None };
+        let (token, kept) = (Some((hash, key.as_str())), rules.kept_for_host(&subject));
+        let recorded = Recorded { subject: &subject, pod: None, token, provisional: false, kept };
         self.sign_and_record(rules, &grant, recorded, public_key, now)
     }
 
@@ -385,8 +395,8 @@ impl Issuer {
                     groups: record.groups,
                     life: (record.not_after - record.issued).clamp(1, rules.policy.hosts.longest_life),
                 };
-                let recorded =
-                    Recorded { subject: &record.subject, pod: None, token: None, provisional: false, kept: None };
+                let kept = rules.kept_for_host(&record.subject);
+                let recorded = Recorded { subject: &record.subject, pod: None, token: None, provisional: false, kept };
                 self.sign_and_record(rules, &grant, recorded, public_key, now)
             }
             Subject::Pod { namespace, name, uid, address, other_address, .. } => {
@@ -755,6 +765,12 @@ impl Rules {
     pub(crate) fn trust_config_map(&self) -> Option<(&str, &str)> {
         let (namespace, name) = self.policy.kubernetes.as_ref()?.trust_config_map.as_ref()?;
         Some((namespace, name))
+    }
+
+    /// The addresses of a host are kept for its name as long as it may renew its certificate.
+    fn kept_for_host(&self, host: &Subject) -> Option<(String, i64)> {
+        let grace = self.policy.hosts.renewal_grace;
+        (grace > 0).then(|| (host.id().into_owned(), grace))
     }
 
     fn lighthouses(&self) -> Result<&LighthousePolicy, Refusal> {

@@ -17,6 +17,7 @@ mod admission;
 mod agents;
 mod audit;
 mod authority;
+mod backup;
 #[cfg_attr(not(feature = "kubernetes"), allow(dead_code, reason = "asked by nobody without the feature"))]
 mod cluster;
 mod connections;
@@ -57,6 +58,7 @@ mod trust_config_map;
 
 pub use address::{AddressMode, Subject};
 pub use authority::{AuthorityError, PASSPHRASE, ca_curve};
+pub use backup::{Backup, BackupError, back_up, restore};
 pub use control::{Command, CommandOutcome, ListedAddress, ListedCertificate, ListedPod, ListedToken, NewToken};
 pub use control_socket::{ControlError, call};
 pub use directory::{Directory, FileError};

@@ -137,6 +137,13 @@ pub enum Refusal {
     NotTheHolder,
     #[error("the clocks differ: the proof was made at {theirs}, it is {ours} here")]
     ClockDiffers { theirs: String, ours: String },
+    #[error("the certificate of the proof expired at {0}; it renews itself no more")]
+    CertificateExpired(String),
+    #[error(
+        "the certificate expired at {0}, longer ago than hosts.renewal_grace of the policy allows; enrol the host again: \
+         `nebula-ca token create` for its name, then `nebula up` with the token"
+    )]
+    RenewalTooLate(String),
     #[error("the certificate of the proof is not in this CA's ledger")]
     UnknownCertificate,
     #[error("under the present policy the next certificate would differ in name or networks; enrol again")]
@@ -266,6 +273,8 @@ impl Refusal {
             Self::CertificateNotValid(_) => ("certificate_not_valid", 401),
             Self::NotTheHolder => ("not_the_holder", 401),
             Self::ClockDiffers { .. } => ("clock_differs", 401),
+            Self::CertificateExpired(_) => ("certificate_not_valid", 401),
+            Self::RenewalTooLate(_) => ("renewal_too_late", 403),
             Self::UnknownCertificate => ("unknown_certificate", 403),
             Self::RenewalDiffers => ("renewal_differs", 403),
             Self::NotReleasable => ("not_releasable", 403),

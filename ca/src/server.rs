@@ -24,6 +24,7 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 
 use crate::{
+    authority::read_bundle,
     connections::Caller,
     connections::{self, Connections},
     control_socket::ControlSocket,
@@ -33,7 +34,7 @@ use crate::{
     refusal::Refusal,
     service::Service,
     settings::{ServeError, ServerSettings, read_node_token, read_rules, read_tls},
-    store::{self, StoreError},
+    store::{self, Beginning, StoreError},
     time,
     tls::TlsIdentity,
 };
@@ -66,9 +67,13 @@ impl Server {
             tracing::error!(%refusal, "nothing can be signed now");
         }
         let renewal_key = RenewalKey::open(directory, rules.authority.certificate().curve())?;
+        let beginning = match settings.new_ledger {
+            true => Beginning::Allowed,
+            false => Beginning::of(&read_bundle(directory)?.1, time::now()),
+        };
         let store = {
             let directory = directory.clone();
-            let opened = tokio::task::spawn_blocking(move || store::open(&directory)).await;
+            let opened = tokio::task::spawn_blocking(move || store::open(&directory, beginning)).await;
             opened.map_err(|error| StoreError::File(io::Error::other(error)))??
         };
         let issuer = Issuer::new(rules, node_token, renewal_key, store);
@@ -268,13 +273,21 @@ impl Connection {
             .max_buf_size(MAX_HEADER_BYTES)
             .serve_connection(TokioIo::new(stream), bounded);
         let mut connection = std::pin::pin!(connection);
-        tokio::select! {
+        let is_stopping = tokio::select! {
             outcome = connection.as_mut() => return log_end(peer, outcome),
             // The sender is dropped when the service stops; it never sends.
-            _ = self.stop.changed() => {}
-            () = end_of_life(place) => {}
-        }
+            _ = self.stop.changed() => true,
+            () = end_of_life(place) => false,
+        };
         connection.as_mut().graceful_shutdown();
+        if !is_stopping {
+            // Somebody who waits for a change gets an answer, or would take this for a failure.
+            tokio::select! {
+                outcome = connection.as_mut() => return log_end(peer, outcome),
+                _ = self.stop.changed() => {}
+                () = tokio::time::sleep(LAST_ANSWER_WITHIN) => return,
+            }
+        }
         if let Ok(outcome) = tokio::time::timeout(REQUEST_WITHIN, connection).await {
             log_end(peer, outcome);
         }
@@ -388,6 +401,8 @@ const MAX_WATCHERS: usize = 32;
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
 const HEADERS_WITHIN: Duration = Duration::from_secs(10);
 const REQUEST_WITHIN: Duration = Duration::from_secs(10);
+/// After the life of a connection: for a request that waits for a change.
+const LAST_ANSWER_WITHIN: Duration = REQUEST_WITHIN.saturating_add(Duration::from_secs(MAX_WAIT_SECONDS));
 const CONNECTION_LIFE: Duration = Duration::from_secs(240);
 /// Longer than a pod uses its certificate before it renews it, over the same connection or a new one.
 const PROVEN_CONNECTION_LIFE: Duration = Duration::from_secs(86_400);

@@ -394,7 +394,8 @@ impl Service {
         let rules = self.issuer.rules();
         let authorities = std::slice::from_ref(rules.authority.certificate());
         let (store, policy, audit) = (self.issuer.store.as_ref(), &rules.policy, &self.audit);
-        let answer = Operator { store, authorities, policy, audit }.obey(command, time::now());
+        let answer = Operator { directory: &self.settings.directory, store, authorities, policy, audit }
+            .obey(command, time::now());
         if let CommandOutcome::Revoked { .. } = answer {
             self.refresh_trust();
             self.follow_members();

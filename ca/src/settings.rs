@@ -29,6 +29,8 @@ pub struct ServerSettings {
     pub status_listen: Option<SocketAddr>,
     /// Names that the TLS certificate must have; those that are missing are added at the start.
     pub tls_names: Vec<String>,
+    /// Begin an empty ledger, whatever the age of the CA.
+    pub new_ledger: bool,
     /// Decrypts an encrypted CA key.
     pub passphrase: Option<Zeroizing<String>>,
 }

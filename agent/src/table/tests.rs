@@ -101,6 +101,7 @@ async fn serve(
     listen: std::net::SocketAddr,
 ) -> (std::net::SocketAddr, mpsc::Sender<()>, JoinHandle<()>) {
     let settings = ServerSettings {
+        new_ledger: false,
         directory: directory.clone(),
         listen,
         status_listen: None,

@@ -14,8 +14,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use nebula_ca::{
     Command, CommandOutcome, Directory, ENROLMENT_PREFIX, ListedAddress, ListedCertificate, ListedPod, ListedToken,
-    NewCa, NewToken, PASSPHRASE, Policy, Rollover, Server, ServerSettings, TlsIdentity, TokenHash, ca_curve, call,
-    default_tls_names, generate, now, parse_duration, time_left,
+    NewCa, NewToken, PASSPHRASE, Policy, Rollover, Server, ServerSettings, TlsIdentity, TokenHash, back_up, ca_curve,
+    call, default_tls_names, generate, now, parse_duration, restore, time_left,
 };
 use nebula_cert::{Curve, HostKey, JoinToken, Version, VisibleLines, visible, visible_json};
 use tracing_subscriber::EnvFilter;
@@ -47,7 +47,8 @@ enum Verb {
     /// Issued certificates
     #[command(subcommand)]
     Certificate(CertificateVerb),
-    /// Overlay addresses that are kept for the names of StatefulSet pods (pods.stable in policy.jsonc)
+    /// Overlay addresses that are kept for the names of StatefulSet pods (pods.stable in policy.jsonc) and of hosts
+    /// (hosts.renewal_grace)
     #[command(subcommand)]
     Address(AddressVerb),
     /// Replace the CA while everything runs: prepare, wait until all have heard of it, switch, wait, finish
@@ -57,6 +58,8 @@ enum Verb {
     #[command(subcommand)]
     Tls(TlsVerb),
     Reload(Reload),
+    Backup(BackUp),
+    Restore(Restore),
     /// What the CA signs, for whom and how
     #[command(subcommand)]
     Policy(PolicyVerb),
@@ -91,8 +94,8 @@ enum AddressVerb {
 struct ReleaseAddress {
     #[command(flatten)]
     listing: Listing,
-    /// The pod
-    #[arg(value_name = "NAMESPACE/NAME")]
+    /// The pod (NAMESPACE/NAME), or "host NAME"
+    #[arg(value_name = "NAME")]
     name: String,
 }
 
@@ -167,6 +170,31 @@ struct Show {
     which: String,
 }
 
+/// Write a copy of everything that the service needs into one file, while it runs or not
+///
+/// Keys and certificates, TLS files, node token, policy and ledger; audit.log is not in it. Whoever has the file has the CA.
+/// A ledger in PostgreSQL is not in it: copy that with pg_dump.
+#[derive(Args)]
+struct BackUp {
+    #[command(flatten)]
+    dir: Dir,
+    /// The copy, which does not exist yet
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+}
+
+/// Make the directory of a service from a file that `backup` wrote
+///
+/// Nothing that exists is overwritten. The other service must have ended for good.
+#[derive(Args)]
+struct Restore {
+    #[command(flatten)]
+    dir: Dir,
+    /// The copy
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+}
+
 /// Let the running service read policy.jsonc, ca.crt, ca.key and its TLS files again
 ///
 /// SIGHUP does the same. A mistake in any of these files changes nothing and is named.
@@ -181,7 +209,8 @@ struct Reload {
 
 /// Make a new CA: its key and certificate, TLS identity, node token and policy
 ///
-/// Nothing that exists is overwritten. ca.crt and ca.key are ordinary Nebula files: copy them to back the CA up.
+/// Nothing that exists is overwritten. ca.crt and ca.key are ordinary Nebula files. They are no backup: `nebula-ca backup`
+/// makes one, with the ledger that says who is revoked and who has which address.
 #[derive(Args)]
 struct Init {
     #[command(flatten)]
@@ -235,6 +264,10 @@ struct Serve {
     /// the start, to a certificate of the same key
     #[arg(long = "tls-name", value_name = "NAME")]
     tls_names: Vec<String>,
+    /// Begin an empty ledger for a CA that is older than an hour and has none: certificates that were revoked are good
+    /// again, and addresses that hosts have are given away
+    #[arg(long)]
+    new_ledger: bool,
 }
 
 #[derive(Subcommand)]
@@ -279,8 +312,8 @@ struct CreateToken {
     /// How long the token is accepted, at most 30d
     #[arg(long, default_value = "1h", value_parser = duration)]
     ttl: i64,
-    /// Life of the certificate
-    #[arg(long, default_value = "24h", value_parser = duration)]
+    /// Life of the certificate, at most hosts.longest_life of policy.jsonc. The host renews it after two thirds
+    #[arg(long, default_value = "7d", value_parser = duration)]
     life: i64,
     /// Print the string for `nebula up` instead: address of this service, fingerprint of its TLS key, the overlay
     /// network of the host, and the token
@@ -385,6 +418,8 @@ fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Rollover(verb) => verb.run(),
         Verb::Tls(verb) => verb.run(),
         Verb::Reload(reload) => reload.run(),
+        Verb::Backup(backup) => backup.run(),
+        Verb::Restore(restore) => restore.run(),
         Verb::Policy(PolicyVerb::Check(check)) => check.run(),
     }
 }
@@ -444,7 +479,8 @@ impl Serve {
         let passphrase = std::env::var(PASSPHRASE).ok().map(Zeroizing::new);
         let (directory, listen, status_listen) = (self.dir.open(), self.listen, self.status_listen);
         let path = directory.path().display().to_string();
-        let settings = ServerSettings { directory, listen, status_listen, tls_names: self.tls_names, passphrase };
+        let (tls_names, new_ledger) = (self.tls_names, self.new_ledger);
+        let settings = ServerSettings { directory, listen, status_listen, tls_names, new_ledger, passphrase };
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             // They wait for one disk, or for the API server.
@@ -738,6 +774,49 @@ impl PolicyCheck {
     }
 }
 
+impl BackUp {
+    fn run(self) -> anyhow::Result<()> {
+        let made = back_up(&self.dir.open(), &self.file, now())
+            .with_context(|| format!("no backup was written to {}", self.file.display()))?;
+        say(&format!("{} has {}", self.file.display(), made.files.join(", ")))?;
+        match made.records {
+            Some(records) => say(&format!("and the ledger: {records} records")),
+            None => say(
+                "The ledger is in the database that database.url names, and NOT in this file. Copy it now, and with each \
+                 backup: pg_dump --format=custom --table=nebula_ca --file=ledger.dump DATABASE",
+            ),
+        }?;
+        if made.key_is_elsewhere {
+            say("The key of the CA is in the token that ca.key names, and NOT in this file.")?;
+        }
+        say("Whoever has this file has the CA.")
+    }
+}
+
+impl Restore {
+    fn run(self) -> anyhow::Result<()> {
+        let directory = self.dir.open();
+        let made =
+            restore(&directory, &self.file).with_context(|| format!("{} was not restored", self.file.display()))?;
+        let path = directory.path().display();
+        say(&format!("{path} has the CA of {}: {}", made.made, made.files.join(", ")))?;
+        match made.records {
+            Some(records) => say(&format!(
+                "and its ledger: {records} records. What was issued or revoked since is unknown to it: revoke again, and \
+                 enrol anew who is refused"
+            )),
+            None => say(
+                "The ledger is in the database that database.url names: restore that with pg_restore before the service \
+                 starts",
+            ),
+        }?;
+        if made.key_is_elsewhere {
+            say("The key of the CA is in the token that ca.key names.")?;
+        }
+        Ok(())
+    }
+}
+
 impl Reload {
     fn run(self) -> anyhow::Result<()> {
         let CommandOutcome::Reloaded = ask(&self.dir, &Command::Reload)? else { bail!(UNEXPECTED) };
@@ -793,11 +872,11 @@ fn list_addresses(listing: &Listing) -> anyhow::Result<()> {
     let at = now();
     let row = |listed: &ListedAddress| {
         let kept = &listed.kept;
-        let state = if listed.in_use { "in use" } else { "waits for a pod" };
+        let state = if listed.in_use { "in use" } else { "nobody has them now" };
         let left = time_left(kept.until + 1 - at);
         [listed.name.clone(), join(&kept.networks), state.to_owned(), format!("{left} more at least")]
     };
-    print(&table(["POD", "NETWORKS", "STATE", "KEPT"], addresses.iter().map(row)))
+    print(&table(["NAME", "NETWORKS", "STATE", "KEPT"], addresses.iter().map(row)))
 }
 
 fn ask(dir: &Dir, command: &Command) -> anyhow::Result<CommandOutcome> {

@@ -1,3 +1,4 @@
+mod grace;
 mod in_cluster;
 
 use std::collections::BTreeSet;
@@ -10,7 +11,7 @@ use crate::{
     audit::AuditLog,
     control::{Command, CommandOutcome, NewToken, Operator},
     directory::{CA_CERTIFICATE, CA_KEY, Directory},
-    store::RedbStore,
+    store::{Beginning, RedbStore},
 };
 
 const NOW: UnixTime = 1_800_000_000;
@@ -63,7 +64,9 @@ impl Fixture {
         let rules = self.issuer.rules();
         let authorities = std::slice::from_ref(rules.authority.certificate());
         let store = self.issuer.store.as_ref();
-        Operator { store, authorities, policy: &rules.policy, audit: &self.audit }.obey(command, now)
+        let directory = Directory::new(self.directory.path());
+        let (directory, policy, audit) = (&directory, &rules.policy, &self.audit);
+        Operator { directory, store, authorities, policy, audit }.obey(command, now)
     }
 
     fn token(&self, secret: &str, name: &str, network: &str) -> CommandOutcome {
@@ -95,9 +98,9 @@ fn open_store(at: &Directory) -> Box<dyn Store> {
         let part = format!("part_{}", PARTS.fetch_add(1, Ordering::Relaxed));
         crate::postgres_server::run(&database, &format!("create schema {part}"));
         let database = format!("{database} options='-c search_path={part}'");
-        return Box::new(crate::store::PostgresStore::connect(&database).unwrap());
+        return Box::new(crate::store::PostgresStore::connect(&database, Beginning::Allowed).unwrap());
     }
-    Box::new(RedbStore::open_file(&at.file("store.redb")).unwrap())
+    Box::new(RedbStore::open_file(&at.file("store.redb"), Beginning::Allowed).unwrap())
 }
 
 #[cfg(feature = "postgres")]
@@ -675,11 +678,11 @@ fn pruning_forgets_what_is_over_and_nothing_else() {
 fn the_store_is_open_once_and_survives_reopening() {
     let ca = Fixture::new(DERIVE);
     let path = ca.directory.path().join("store.redb");
-    assert!(matches!(RedbStore::open_file(&path), Err(StoreError::InUse)));
+    assert!(matches!(RedbStore::open_file(&path, Beginning::Allowed), Err(StoreError::InUse)));
     ca.token("secret", "edge", "10.42.0.9/16");
     let Fixture { issuer, directory, .. } = ca;
     drop(issuer);
-    assert_eq!(RedbStore::open_file(&path).unwrap().tokens().unwrap().len(), 1);
+    assert_eq!(RedbStore::open_file(&path, Beginning::Allowed).unwrap().tokens().unwrap().len(), 1);
     drop(directory);
 }
 

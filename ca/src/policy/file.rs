@@ -6,8 +6,8 @@ use ipnet::IpNet;
 use serde::Deserialize;
 
 use super::{
-    HostPolicy, Namespaces, PodPolicy, Policy, PolicyError, Provisional, Rule, Template, lighthouse::LighthousesFile,
-    template::is_label_key,
+    HostPolicy, MAX_RENEWAL_GRACE, Namespaces, PodPolicy, Policy, PolicyError, Provisional, Rule, Template,
+    lighthouse::LighthousesFile, template::is_label_key,
 };
 use crate::{
     address::{self, AddressMode},
@@ -103,6 +103,8 @@ struct KubernetesFile {
 struct HostsFile {
     #[serde(default = "default_longest_life")]
     longest_life: String,
+    #[serde(default = "default_renewal_grace")]
+    renewal_grace: String,
     #[serde(default)]
     pool: Vec<String>,
     #[serde(default)]
@@ -117,6 +119,7 @@ impl Default for HostsFile {
     fn default() -> Self {
         Self {
             longest_life: default_longest_life(),
+            renewal_grace: default_renewal_grace(),
             pool: Vec::new(),
             overlay: Vec::new(),
             reserved: Vec::new(),
@@ -127,6 +130,10 @@ impl Default for HostsFile {
 
 fn default_longest_life() -> String {
     "365d".to_owned()
+}
+
+fn default_renewal_grace() -> String {
+    "7d".to_owned()
 }
 
 fn default_name() -> String {
@@ -206,11 +213,18 @@ impl HostsFile {
         }
         let hosts = HostPolicy {
             longest_life: findings.life("hosts.longest_life", &self.longest_life),
+            renewal_grace: match self.renewal_grace.as_str() {
+                "0" | "0s" | "0d" => 0,
+                grace => findings.life("hosts.renewal_grace", grace),
+            },
             pool: findings.networks("hosts.pool", &self.pool),
             overlay: findings.networks("hosts.overlay", &self.overlay),
             reserved: findings.networks("hosts.reserved", &self.reserved),
             lighthouses,
         };
+        if hosts.renewal_grace > MAX_RENEWAL_GRACE {
+            findings.add("hosts.renewal_grace", "longer than 30d");
+        }
         for pool in &hosts.pool {
             if !hosts.overlay.is_empty() && !hosts.overlay.iter().any(|overlay| overlay.trunc().contains(pool)) {
                 findings.add("hosts.pool", format!("{pool} is in no network of hosts.overlay"));

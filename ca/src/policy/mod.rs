@@ -36,6 +36,8 @@ pub struct Policy {
 pub struct HostPolicy {
     /// Longest certificate lifetime that a token may give to a host, in seconds.
     pub longest_life: i64,
+    /// For how many seconds after its end a host's certificate may still be renewed, and its addresses are kept.
+    pub renewal_grace: i64,
     /// Where addresses come from for tokens that name none.
     pub pool: Vec<IpNet>,
     /// Overlay networks that the pool is a part of, which give its addresses their length; empty: they have the pool's own.
@@ -170,6 +172,16 @@ impl Policy {
             }
         }
         if findings.is_empty() { Ok(()) } else { Err(PolicyError::Ca(findings)) }
+    }
+
+    /// The networks that addresses of hosts are of, and whether these are all: what is said of pods and of the pool says
+    /// nothing about a family that they lack.
+    pub(crate) fn host_networks(&self) -> (Vec<IpNet>, bool) {
+        if !self.hosts.overlay.is_empty() {
+            return (self.hosts.overlay.clone(), true);
+        }
+        let pods = self.pods.iter().flat_map(|pods| &pods.overlay);
+        (self.hosts.pool.iter().chain(pods).map(IpNet::trunc).collect(), false)
     }
 
     /// Whether a pod's certificate depends on the address that it has on the primary network.
@@ -357,6 +369,8 @@ impl Rule {
     }
 }
 
+/// Longest [`HostPolicy::renewal_grace`]; so long the ledger knows certificates of hosts that expired.
+pub(crate) const MAX_RENEWAL_GRACE: i64 = 30 * 86_400;
 /// Longest certificate name that Nebula allows.
 pub(crate) const MAX_NAME_BYTES: usize = 253;
 

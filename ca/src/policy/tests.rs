@@ -71,7 +71,7 @@ fn provisional_certificates_need_kubernetes_and_have_groups_and_a_life_of_their_
 fn without_a_pods_section_there_is_no_pod_policy() {
     let policy = Policy::parse("// nothing\n{}").unwrap();
     assert!(policy.pods.is_none());
-    assert_eq!(policy.hosts.longest_life, 365 * 86_400);
+    assert_eq!((policy.hosts.longest_life, policy.hosts.renewal_grace), (365 * 86_400, 7 * 86_400));
 }
 
 #[test]

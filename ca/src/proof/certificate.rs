@@ -65,11 +65,13 @@ impl RenewalKey {
         self.0.verifies_possession(&self.0.public_key(), message, tag)
     }
 
-    /// Returns the certificate if it is valid under `trusted` and the caller holds its key.
+    /// Returns the certificate if it is valid under `trusted`, or was until at most `grace` seconds ago, and the caller
+    /// holds its key.
     pub(crate) fn check(
         &self,
         presented: &Presented<'_>,
         trusted: &CaPool,
+        grace: i64,
         now: UnixTime,
     ) -> Result<Certificate, Refusal> {
         let certificate =
@@ -86,7 +88,9 @@ impl RenewalKey {
         if !self.0.verifies_possession(certificate.public_key(), &message, &tag) {
             return Err(Refusal::NotTheHolder);
         }
-        trusted.verify(certificate.clone(), now).map_err(Refusal::CertificateNotValid)?;
+        let is_in_grace = certificate.not_after() < now && now.saturating_sub(certificate.not_after()) <= grace;
+        let at = if is_in_grace { certificate.not_after() } else { now };
+        trusted.verify(certificate.clone(), at).map_err(Refusal::CertificateNotValid)?;
         Ok(certificate)
     }
 }

@@ -8,10 +8,11 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
     address::{AddressMode, Holder, Kept, Subject},
+    policy::MAX_RENEWAL_GRACE,
     proof::token::TokenHash,
     store::{
-        AllotError, Allottee, Displaced, Issue, IssuedRecord, KeptAddresses, KeptOut, LighthouseRecord, MemberChange,
-        PodRecord, Pool, Position, RecordError, Store, StoreError, TokenRecord, TokenUse, member_log,
+        AllotError, Allottee, Beginning, Displaced, Issue, IssuedRecord, KeptAddresses, KeptOut, LighthouseRecord,
+        MemberChange, PodRecord, Pool, Position, RecordError, Store, StoreError, TokenRecord, TokenUse, member_log,
     },
 };
 
@@ -31,6 +32,24 @@ pub(crate) trait Database: Send + Sync {
 
     /// At most `limit` rows with keys after `key`, sorted by key.
     fn after(&self, table: Table, key: &[u8], limit: usize) -> Result<Vec<Row>, StoreError>;
+
+    /// Visits all rows as they are at one moment.
+    fn each(&self, visit: &mut dyn FnMut(Table, Row) -> Result<(), StoreError>) -> Result<(), StoreError>;
+}
+
+/// A row as it is copied from one ledger into another.
+pub(crate) struct StoredRow {
+    pub(crate) table: &'static str,
+    pub(crate) key: Vec<u8>,
+    pub(crate) record: Vec<u8>,
+}
+
+impl StoredRow {
+    /// `None` if no ledger has such a table.
+    pub(crate) fn new(table: &str, key: Vec<u8>, record: Vec<u8>) -> Option<Self> {
+        let table = TABLES.into_iter().find(|known| known.0 == table)?.0;
+        Some(Self { table, key, record })
+    }
 }
 
 /// A key and its record.
@@ -74,10 +93,11 @@ pub(crate) struct Ledger<D>(D);
 
 impl<D: Database> Ledger<D> {
     /// Checks that this release can read the rows.
-    pub(crate) fn open(database: D) -> Result<Self, StoreError> {
+    pub(crate) fn open(database: D, beginning: Beginning) -> Result<Self, StoreError> {
         database.write(|rows| {
             let found: Option<u64> = get_in(rows, META, b"format")?;
             match found {
+                None if beginning == Beginning::Refused => return Err(StoreError::NoLedger),
                 None => put(rows, META, b"format", &FORMAT)?,
                 Some(FORMAT) => {}
                 Some(found) => return Err(StoreError::Format { found, known: FORMAT }),
@@ -119,6 +139,12 @@ impl<D: Database> Store for Ledger<D> {
 
     fn check(&self) -> Result<(), StoreError> {
         self.0.write(|rows| put(rows, META, b"format", &FORMAT))
+    }
+
+    fn each_row(&self, visit: &mut dyn FnMut(StoredRow) -> Result<(), StoreError>) -> Result<(), StoreError> {
+        self.0.each(&mut |table, (key, record)| {
+            if member_log::is_part(table, &key) { Ok(()) } else { visit(StoredRow { table: table.0, key, record }) }
+        })
     }
 
     fn add_token(&self, hash: &TokenHash, token: &TokenRecord) -> Result<(), StoreError> {
@@ -334,7 +360,12 @@ impl<D: Database> Store for Ledger<D> {
             member_log::prune(rows)?;
             prune::<KeptOut>(rows, KEPT_OUT, |pod| pod.until < before)?;
             prune::<TokenRecord>(rows, TOKENS, |token| token.expires < before)?;
-            prune::<IssuedRecord>(rows, ISSUED, |issued| issued.not_after < before)?;
+            prune::<IssuedRecord>(rows, ISSUED, |issued| {
+                // Those of hosts may be renewed for a while.
+                let may_renew = matches!(issued.subject, Subject::Host { .. }) && issued.revoked.is_none();
+                let grace = if may_renew { MAX_RENEWAL_GRACE } else { 0 };
+                issued.not_after.saturating_add(grace) < before
+            })?;
             prune::<PodRecord>(rows, PODS, |pod| pod.until < before)?;
             prune::<Holder>(rows, ADDRESSES, |holder| {
                 holder.until < before && holder.kept.as_ref().is_none_or(|kept| kept.until < before)
@@ -501,6 +532,11 @@ fn shorten_hold(rows: &mut dyn Rows, fingerprint: &Fingerprint, now: UnixTime) -
         let Some(mut holder) = get_in::<Holder>(rows, ADDRESSES, &key)? else { continue };
         if holder.is(&issued.subject) && is_silent(rows, &holder, now)? {
             holder.until = holder.until.min(now + COOL_DOWN);
+            // A host that was revoked does not renew, so nothing is kept for it. A pod's name has a next pod.
+            if matches!(issued.subject, Subject::Host { .. }) {
+                holder.kept = None;
+                rows.remove(KEPT, issued.subject.id().as_bytes())?;
+            }
             put(rows, ADDRESSES, &key, &holder)?;
         }
     }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     IssuedRecord, PodRecord, StoreError,
-    ledger::{ADDRESSES, CHANGES, Database, ISSUED, META, PODS, Rows, each_row, get_in, parse, put},
+    ledger::{ADDRESSES, CHANGES, Database, ISSUED, META, PODS, Rows, Table, each_row, get_in, parse, put},
 };
 use crate::address::{Holder, Subject};
 
@@ -38,6 +38,11 @@ pub(super) fn begin(rows: &mut dyn Rows) -> Result<(), StoreError> {
     let mut epoch = [0; 8];
     getrandom::fill(&mut epoch).map_err(|error| StoreError::File(std::io::Error::other(error.to_string())))?;
     put(rows, META, POSITION, &Position { epoch: hex::encode(&epoch), at: 0 })
+}
+
+/// Whether a row is of the log.
+pub(super) fn is_part(table: Table, key: &[u8]) -> bool {
+    table.0 == CHANGES.0 || (table.0 == META.0 && key == POSITION)
 }
 
 /// Appends a change.

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use self::member_log::{KEPT_CHANGES, MemberChange, Position};
 #[cfg(feature = "postgres")]
 pub(crate) use self::postgres::PostgresStore;
-pub(crate) use self::redb::RedbStore;
+pub(crate) use self::{ledger::StoredRow, redb::RedbStore};
 use crate::{
     address::{self, AddressMode, Holder, Kept, Subject},
     directory::{DATABASE, Directory, STORE},
@@ -31,22 +31,41 @@ use crate::{
 /// Opens the store of a service: the database that its directory names, or else the file in the directory.
 ///
 /// # Errors
-/// Returns an error if the store cannot be opened or was written by another release.
-pub(crate) fn open(directory: &Directory) -> Result<Box<dyn Store>, StoreError> {
+/// Returns an error if the store cannot be opened, was written by another release, or has to begin and may not.
+pub(crate) fn open(directory: &Directory, beginning: Beginning) -> Result<Box<dyn Store>, StoreError> {
     if !directory.has(DATABASE) {
-        return Ok(Box::new(RedbStore::open_file(&directory.file(STORE))?));
+        return Ok(Box::new(RedbStore::open_file(&directory.file(STORE), beginning)?));
     }
     let database = directory.read(DATABASE).map_err(|error| StoreError::File(std::io::Error::other(error)))?;
-    open_database(&database)
+    open_database(&database, beginning)
 }
 
+/// Whether a ledger may begin where there is none. That of a CA which has signed knows what is blocked and who has which
+/// address: without it, the service would let in whoever was revoked and give away addresses that are in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Beginning {
+    Allowed,
+    Refused,
+}
+
+impl Beginning {
+    /// Allowed to a CA that was made a short while ago. `cas` are all that are trusted: a rollover makes no CA new.
+    pub(crate) fn of(cas: &[Certificate], now: UnixTime) -> Self {
+        let is_new = cas.iter().all(|ca| ca.not_before() > now.saturating_sub(NEW_FOR));
+        if is_new { Self::Allowed } else { Self::Refused }
+    }
+}
+
+/// Seconds within which a CA that was made gets its ledger; `nebula-ca init` makes it at once.
+const NEW_FOR: i64 = 3600;
+
 #[cfg(feature = "postgres")]
-fn open_database(database: &str) -> Result<Box<dyn Store>, StoreError> {
-    Ok(Box::new(PostgresStore::connect(database)?))
+fn open_database(database: &str, beginning: Beginning) -> Result<Box<dyn Store>, StoreError> {
+    Ok(Box::new(PostgresStore::connect(database, beginning)?))
 }
 
 #[cfg(not(feature = "postgres"))]
-fn open_database(_database: &str) -> Result<Box<dyn Store>, StoreError> {
+fn open_database(_database: &str, _beginning: Beginning) -> Result<Box<dyn Store>, StoreError> {
     Err(StoreError::Postgres("this build was made without the feature postgres".to_owned()))
 }
 
@@ -56,6 +75,8 @@ pub(crate) trait Store: Send + Sync {
     fn is_shared(&self) -> bool;
     /// Writes something to see whether writing works.
     fn check(&self) -> Result<(), StoreError>;
+    /// Visits all rows at one moment, but for the log of members: a copy begins another one.
+    fn each_row(&self, visit: &mut dyn FnMut(StoredRow) -> Result<(), StoreError>) -> Result<(), StoreError>;
     /// Adds a token; its hash is new by construction.
     fn add_token(&self, hash: &TokenHash, token: &TokenRecord) -> Result<(), StoreError>;
     /// The token with this hash.
@@ -322,6 +343,13 @@ pub enum StoreError {
     /// Another process has opened it.
     #[error("the store is in use by another nebula-ca")]
     InUse,
+    /// There is none, and the CA is old.
+    #[error(
+        "the CA is older than an hour, but its ledger is empty: without it every revoked certificate would be good again, and \
+         addresses in use would be given away. Restore a backup (nebula-ca restore), or begin anew with `nebula-ca serve \
+         --new-ledger`"
+    )]
+    NoLedger,
     /// It was written by a later release.
     #[error("the store has format {found}, this release knows {known}; use the newer nebula-ca")]
     Format {

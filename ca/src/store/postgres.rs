@@ -10,7 +10,7 @@ use std::{
 use ::postgres::{Client, Config, Row as Found, Transaction};
 
 use crate::store::{
-    StoreError,
+    Beginning, StoreError,
     ledger::{Database, Ledger, Row, Rows, Table},
     postgres_tls::Protection,
 };
@@ -27,7 +27,7 @@ pub(crate) struct Postgres {
 
 impl PostgresStore {
     /// Connects and creates the table if it is missing. `database` is a URL or `key=value` pairs, as for libpq.
-    pub(crate) fn connect(database: &str) -> Result<Self, StoreError> {
+    pub(crate) fn connect(database: &str, beginning: Beginning) -> Result<Self, StoreError> {
         let (mut config, protection) = Protection::read(database)?;
         config.application_name("nebula-ca").connect_timeout(CONNECT_WITHIN).tcp_user_timeout(ANSWER_WITHIN);
         if config.get_options().is_none() {
@@ -43,7 +43,7 @@ impl PostgresStore {
             )?;
             transaction.commit()
         })?;
-        Self::open(database)
+        Self::open(database, beginning)
     }
 }
 
@@ -108,6 +108,10 @@ impl Database for Postgres {
             client.query(query, &[&table.0, &key, &limit])
         })?;
         Ok(rows.iter().map(|row| (row.get(0), row.get::<_, String>(1).into_bytes())).collect())
+    }
+
+    fn each(&self, _visit: &mut dyn FnMut(Table, Row) -> Result<(), StoreError>) -> Result<(), StoreError> {
+        Err(StoreError::Postgres("pg_dump copies the ledger of a database".to_owned()))
     }
 }
 

@@ -19,7 +19,7 @@ use ::redb::{
 use crate::{
     directory::hand_over,
     store::{
-        StoreError,
+        Beginning, StoreError, StoredRow,
         ledger::{Database, Ledger, Row, Rows, TABLES, Table},
     },
 };
@@ -38,9 +38,27 @@ pub(crate) struct RedbFile {
 
 impl RedbStore {
     /// Opens the file, or creates it readable by its owner only.
-    pub(crate) fn open_file(path: &Path) -> Result<Self, StoreError> {
-        let file: File =
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
+    pub(crate) fn open_file(path: &Path, beginning: Beginning) -> Result<Self, StoreError> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        Self::open(RedbFile::open(path, &options)?, beginning)
+    }
+
+    /// Makes a file with these rows, all in one step.
+    pub(crate) fn make_file(path: &Path, rows: impl Iterator<Item = StoredRow>) -> Result<(), StoreError> {
+        let file = RedbFile::open(path, OpenOptions::new().read(true).write(true).create_new(true).mode(0o600))?;
+        file.write(|to| {
+            rows.into_iter().try_for_each(|row| to.put(Table(row.table), &row.key, &row.record))?;
+            Ok::<_, StoreError>(())
+        })?;
+        // One without a format is no ledger.
+        Self::open(file, Beginning::Refused).map(|_| ())
+    }
+}
+
+impl RedbFile {
+    fn open(path: &Path, options: &OpenOptions) -> Result<Self, StoreError> {
+        let file: File = options.open(path)?;
         hand_over(&file, path)?;
         let database = open_database(file)?;
         let transaction = database.begin_write().map_err(failed)?;
@@ -50,11 +68,9 @@ impl RedbStore {
         }
         transaction.commit().map_err(failed)?;
         let (path, database) = (path.to_owned(), RwLock::new(Some(database)));
-        Self::open(RedbFile { path, database, has_failed: AtomicBool::new(false) })
+        Ok(Self { path, database, has_failed: AtomicBool::new(false) })
     }
-}
 
-impl RedbFile {
     /// The database, reopened if it has failed before.
     fn database(&self) -> Result<RwLockReadGuard<'_, Option<RedbDatabase>>, StoreError> {
         if self.has_failed.load(Ordering::Acquire) {
@@ -140,6 +156,21 @@ impl Database for RedbFile {
             }
             Ok(found)
         })
+    }
+
+    fn each(&self, visit: &mut dyn FnMut(Table, Row) -> Result<(), StoreError>) -> Result<(), StoreError> {
+        let database = self.database()?;
+        let snapshot = self.has(database.as_ref().ok_or_else(closed)?.begin_read().map_err(failed))?;
+        // Writers go on.
+        drop(database);
+        for table in TABLES {
+            let rows = self.has(snapshot.open_table(definition(table)).map_err(failed))?;
+            for row in self.has(rows.iter().map_err(failed))? {
+                let (key, value) = self.has(row.map_err(failed))?;
+                visit(table, (key.value().to_vec(), value.value().to_vec()))?;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -17,7 +17,7 @@ use serde_json::Value;
 use crate::running::{Ca, Service, key, pod, refused, verified};
 
 /// A request that is proved by the certificate in an earlier reply.
-fn renewal(reply: &Reply, holder: &PrivateKey, next: &PrivateKey, at: i64) -> Request {
+pub(crate) fn renewal(reply: &Reply, holder: &PrivateKey, next: &PrivateKey, at: i64) -> Request {
     let public_key = next.public_pem();
     let present = Certificate::from_pem(reply.certificate.as_bytes()).unwrap();
     let renewal_key = reply.renewal_key.as_ref().unwrap();

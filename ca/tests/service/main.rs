@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on must fail where it stands")]
 #![allow(clippy::disallowed_methods, reason = "these tests wait for processes")]
 
+mod backup;
 mod bad_input;
 mod commands;
 mod crash;

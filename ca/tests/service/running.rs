@@ -94,6 +94,15 @@ impl Ca {
         self.output("token create", &options).trim().to_owned()
     }
 
+    /// Standard error of a service that must not start.
+    pub(crate) fn refused_start(&self) -> String {
+        let mut line = Command::new("timeout");
+        line.args(["20", PROGRAM, "serve", "--listen", "127.0.0.1:0", "--dir"]).arg(self.file(""));
+        let output = line.env_remove("RUST_LOG").stdin(Stdio::null()).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "it started");
+        String::from_utf8(output.stderr).unwrap()
+    }
+
     /// What the service warns of before it listens.
     pub(crate) fn warnings(&self) -> String {
         self.serve().early.clone()

@@ -32,6 +32,17 @@ fn a_host_enrols_with_its_token_and_gets_what_the_token_says() {
 }
 
 #[test]
+fn an_address_of_no_network_of_the_policy_is_refused() {
+    let ca = Ca::init();
+    for network in ["10.43.0.9/16", "192.168.7.9/24", "10.42.0.9/8"] {
+        let refused = ca.failure("token create", &["--name", "edge", "--network", network]);
+        assert!(refused.contains(network) && refused.contains("10.42.0.0/16"), "{refused}");
+    }
+    // Nothing is said about the other family.
+    ca.token("edge", "10.42.0.9/16,fd42::9/64", &[]);
+}
+
+#[test]
 fn the_first_key_owns_the_token_also_after_a_restart() {
     let ca = Ca::init();
     let token = ca.token("edge", "10.42.0.9/16", &[]);
