@@ -64,11 +64,14 @@ impl TrustWatch {
         self.state = State::AskAt(next.max(left_alone));
     }
 
-    /// Records that the CA did not answer. The trust in use is kept.
-    pub fn failed(&mut self, now: Duration) {
+    /// Records that the CA did not answer. The trust in use is kept. Returns whether that is news for a human: services, and
+    /// what is between, end a connection that has lasted for a while, so only the second failure in a row is one.
+    pub fn failed(&mut self, now: Duration) -> bool {
+        let is_news = self.failures > 0;
         let wait = FIRST_BACKOFF.saturating_mul(1 << self.failures.min(8)).min(MAX_BACKOFF);
         self.failures = self.failures.saturating_add(1);
         self.state = State::AskAt(now + self.jitter.around(wait));
+        is_news
     }
 }
 
@@ -129,12 +132,24 @@ mod tests {
             now = watch.deadline().unwrap();
             assert!(watch.is_due(now));
             asked += 1;
-            watch.failed(now);
+            assert_eq!(watch.failed(now), asked > 1);
         }
         assert!((220..350).contains(&asked), "{asked} questions in four hours");
         assert!(watch.is_due(watch.deadline().unwrap()));
         watch.answered(now, now, false, None);
         assert!(watch.deadline().unwrap() <= now + seconds(7));
+    }
+
+    #[test]
+    fn a_connection_that_ends_in_mid_wait_is_no_news_as_long_as_the_next_one_is_answered() {
+        let mut watch = TrustWatch::new(5);
+        watch.begin(Duration::ZERO);
+        for hour in 0..24 {
+            assert!(!watch.failed(seconds(hour * 3600 + 251)));
+            watch.answered(seconds(hour * 3600 + 252), seconds(hour * 3600 + 302), false, None);
+        }
+        assert!(!watch.failed(seconds(86_400)));
+        assert!(watch.failed(seconds(86_401)));
     }
 
     #[test]
@@ -155,7 +170,7 @@ mod tests {
         watch.begin(Duration::ZERO);
         watch.answered(seconds(10), seconds(12), true, None);
         assert!(!watch.is_due(seconds(12)) && watch.is_due(seconds(13)));
-        watch.failed(seconds(13));
+        let _ = watch.failed(seconds(13));
         assert!(watch.is_due(seconds(13) + FIRST_BACKOFF * 5 / 4));
     }
 

@@ -79,7 +79,11 @@ fn identity(section: &Section<'_>, now: UnixTime) -> Result<Identity, Refused> {
     let certificates = source(section, "pki.cert").map_err(no_identity)?;
     let identity = Identity::from_pem(certificates.text.as_bytes(), key.text.as_bytes())
         .map_err(|error| no_identity(format!("{error} ({}, {})", certificates.label, key.label)))?;
-    if let Some(certificate) = identity.certificates().find(|certificate| certificate.is_expired(now)) {
+    // One that is renewed by itself may be so after its end: the daemon starts, and peers refuse it until then.
+    let is_renewed = section.string("pki.enrolment").is_some_and(|path| !path.is_empty());
+    let is_over =
+        |certificate: &&Certificate| certificate.is_expired(now) && !(is_renewed && certificate.not_after() < now);
+    if let Some(certificate) = identity.certificates().find(is_over) {
         return Err(no_identity(format!("nebula certificate for this host {}", why_invalid(certificate, now))));
     }
     Ok(identity)

@@ -42,6 +42,9 @@ pub enum Event {
     NotRenewed {
         /// Why.
         error: String,
+        /// The code of the CA's refusal; `None`: it did not decide.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        code: Option<String>,
     },
     /// Trust bundle, blocklist or lighthouses have been replaced.
     TrustChanged {
@@ -113,7 +116,8 @@ mod tests {
             Event::Unusable { error: error() },
             Event::NotWritable { error: error() },
             Event::Renewed { cert: "web \"1\"".to_owned(), not_after: 7, fingerprint: "ab".repeat(32) },
-            Event::NotRenewed { error: error() },
+            Event::NotRenewed { error: error(), code: None },
+            Event::NotRenewed { error: error(), code: Some("renewal_too_late".to_owned()) },
             Event::TrustChanged { authorities: 2, standing: Standing::Orphaned },
             Event::TrustUnknown { error: error() },
             Event::TrustNotWritten { error: error() },
@@ -129,7 +133,7 @@ mod tests {
     #[test]
     fn only_new_files_cause_a_reload() {
         assert!(Event::TrustChanged { authorities: 1, standing: Standing::Good }.is_new_state());
-        assert!(!Event::NotRenewed { error: String::new() }.is_new_state());
+        assert!(!Event::NotRenewed { error: String::new(), code: None }.is_new_state());
         assert!(!Event::Expired.is_new_state());
     }
 
@@ -137,7 +141,7 @@ mod tests {
         #[test]
         fn any_text_fits_into_a_line(name in ".{0,600}", error in "\\PC{0,2000}") {
             let renewed = Event::Renewed { cert: text(name), not_after: i64::MIN, fingerprint: "f".repeat(64) };
-            for event in [renewed, Event::NotRenewed { error: text(error) }] {
+            for event in [renewed, Event::NotRenewed { error: text(error), code: None }] {
                 prop_assert!(event.to_line().len() <= MAX_LINE_BYTES);
                 prop_assert_eq!(Event::from_line(event.to_line().trim_end().as_bytes()).unwrap(), event);
             }

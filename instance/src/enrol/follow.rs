@@ -127,7 +127,11 @@ impl Follower {
                 })
             }
             Err(error) => {
-                let said = say(&Event::NotRenewed { error: text(&error) });
+                let code = match &error {
+                    Error::Ca(ca_client::Error::Denied { code, .. }) => Some(text(code)),
+                    _ => None,
+                };
+                let said = say(&Event::NotRenewed { error: text(&error), code });
                 let failure = match error {
                     Error::Ca(ca_client::Error::Denied { code, message }) => {
                         Failure::Denied(Refusal { code: Some(code), message })
@@ -157,8 +161,8 @@ impl Follower {
                 news
             }
             Err(error) => {
-                self.trust.failed(now.uptime);
-                return say(&Event::TrustUnknown { error: text(error) });
+                let is_news = self.trust.failed(now.uptime);
+                return if is_news { say(&Event::TrustUnknown { error: text(error) }) } else { Ok(()) };
             }
         };
         let Some(news) = news else { return Ok(()) };

@@ -23,6 +23,7 @@ use crate::host::housekeeping::Housekeeping;
 use crate::host::link_repair::{DeviceGone, LinkRepair};
 use crate::host::reload::{Link, Reloader};
 use crate::host::renewal::Renewal;
+use crate::host::renewal_health::RenewalHealth;
 use crate::host::report::Report;
 use crate::host::rivals;
 use crate::host::subnets::Subnets;
@@ -168,7 +169,13 @@ impl Loaded {
         let handshakes = Arc::new(Handshakes::default());
         let watched = controls.iter().map(SocketControl::try_clone).collect::<Result<_, _>>();
         let watched = watched.map_err(start("Failed to start stats emitter"))?;
-        let metrics = Arc::new(Metrics::new(&settings, handle.clone(), (Arc::clone(&handshakes), repairs), watched));
+        let renewals = Arc::new(RenewalHealth::default());
+        let metrics = Arc::new(Metrics::new(
+            &settings,
+            handle.clone(),
+            (Arc::clone(&handshakes), repairs, Arc::clone(&renewals)),
+            watched,
+        ));
         let link = Link { overlay: link, sockets: controls, subnets, metrics: Arc::clone(&metrics) };
         let enrolment = settings.operation.enrolment.clone();
         let own = settings.pki.as_ref().map(|pki| pki.identity.clone());
@@ -176,9 +183,10 @@ impl Loaded {
         reloader.report_unreadable();
         let reloader = Arc::new(Mutex::new(reloader));
         if let (Some(folder), Some(own)) = (enrolment, own) {
-            Renewal::start(&folder, &own, Arc::clone(&reloader)).map_err(start("Failed to start a thread"))?;
+            Renewal::start(&folder, &own, Arc::clone(&reloader), Arc::clone(&renewals))
+                .map_err(start("Failed to start a thread"))?;
         }
-        let facts = Facts { device: device.clone(), udp, started: unix_now() };
+        let facts = Facts { device: device.clone(), udp, started: unix_now(), renewals };
         let service = Arc::new(ControlService { handle: handle.clone(), reloader: Arc::clone(&reloader), facts });
         #[cfg(feature = "ssh")]
         service.reloader().attach(crate::host::ssh::Console::new(&service));

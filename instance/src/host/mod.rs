@@ -12,6 +12,7 @@ mod listener_slot;
 mod reload;
 pub mod reloaded;
 mod renewal;
+pub(crate) mod renewal_health;
 mod report;
 mod rivals;
 #[cfg(feature = "ssh")]

@@ -11,6 +11,7 @@ use crate::enrol::Files;
 use crate::enrol::event::Event;
 use crate::host::follower::{Follower, Heard, PROGRAM};
 use crate::host::reload::Reloader;
+use crate::host::renewal_health::RenewalHealth;
 use crate::linux::clock::{now, unix_now};
 
 /// The thread that attends to the child. Without it the node keeps running until its certificate expires.
@@ -20,6 +21,7 @@ pub(crate) struct Renewal {
     /// When to retry a failed reload.
     apply_at: Option<Instant>,
     allowance: Allowance,
+    health: Arc<RenewalHealth>,
 }
 
 impl Renewal {
@@ -28,14 +30,20 @@ impl Renewal {
     ///
     /// # Errors
     /// Returns an error if no thread can be started. A child that cannot be started is only logged.
-    pub(crate) fn start(folder: &Path, own: &Identity, reloader: Arc<Mutex<Reloader>>) -> std::io::Result<()> {
+    pub(crate) fn start(
+        folder: &Path,
+        own: &Identity,
+        reloader: Arc<Mutex<Reloader>>,
+        health: Arc<RenewalHealth>,
+    ) -> std::io::Result<()> {
         let is_own = |found: Identity| found.primary().fingerprint() == own.primary().fingerprint();
         if !Files::new(folder).identity().is_ok_and(is_own) {
             tracing::warn!(folder = %folder.display(), "pki.cert and pki.key are other files than those beside \
                 pki.enrolment: what is renewed there is not used; remove pki.ca, pki.cert and pki.key");
         }
         let allowance = Allowance { left: EVENTS_AT_ONCE, since: now() };
-        let renewal = Self { folder: folder.to_owned(), reloader, apply_at: None, allowance };
+        health.begin();
+        let renewal = Self { folder: folder.to_owned(), reloader, apply_at: None, allowance, health };
         // The child lives as long as the thread that starts it.
         std::thread::Builder::new().name("enrolment".to_owned()).spawn(|| renewal.run()).map(drop)
     }
@@ -48,6 +56,7 @@ impl Renewal {
                 Ok(child) => Some(self.attend(child)),
                 Err(error) => {
                     tracing::error!(%error, "The certificate of this host is not renewed");
+                    self.health.not_started(&error.to_string(), now());
                     None
                 }
             };
@@ -74,6 +83,7 @@ impl Renewal {
             match child.hear(self.until_apply()) {
                 Heard::Event(event) => {
                     report(&event, &self.folder);
+                    self.health.heard(&event, now());
                     if event.is_new_state() {
                         self.apply();
                     }
@@ -130,7 +140,7 @@ fn report(event: &Event, folder: &Path) {
         Event::Renewed { cert, not_after, fingerprint } => {
             tracing::info!(cert, notAfter = not_after, fingerprint, "The certificate of this host was renewed");
         }
-        Event::NotRenewed { error } => {
+        Event::NotRenewed { error, .. } => {
             tracing::error!(error, "The certificate of this host could not be renewed; it is tried again");
         }
         Event::TrustChanged { authorities, standing } => tracing::info!(authorities, ?standing, "Trust changed"),

@@ -18,6 +18,8 @@ pub(crate) use handshakes::Handshakes;
 
 use crate::config::{Settings, Sink, Stats};
 use crate::go::firewall_hash;
+use crate::host::renewal_health::RenewalHealth;
+use crate::linux::clock;
 use handshakes::Summary;
 
 /// Where the numbers come from.
@@ -26,6 +28,7 @@ pub(crate) struct Metrics {
     handle: Handle,
     handshakes: Arc<Handshakes>,
     repairs: Arc<Repairs>,
+    renewals: Arc<RenewalHealth>,
     sockets: Vec<SocketControl>,
     facts: Mutex<Facts>,
 }
@@ -106,10 +109,10 @@ impl Metrics {
     pub(crate) fn new(
         settings: &Settings,
         handle: Handle,
-        (handshakes, repairs): (Arc<Handshakes>, Arc<Repairs>),
+        (handshakes, repairs, renewals): (Arc<Handshakes>, Arc<Repairs>, Arc<RenewalHealth>),
         sockets: Vec<SocketControl>,
     ) -> Self {
-        let metrics = Self { handle, handshakes, repairs, sockets, facts: Mutex::default() };
+        let metrics = Self { handle, handshakes, repairs, renewals, sockets, facts: Mutex::default() };
         metrics.update(settings, false);
         metrics
     }
@@ -144,6 +147,8 @@ impl Metrics {
         let mut add = |kind, name: &str, value| metrics.push(Metric { name: name.to_owned(), value, kind });
         let facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
         add(Kind::Gauge, "certificate.ttl_seconds", (facts.not_after - now) as f64);
+        let failing = self.renewals.failing_seconds(clock::now());
+        add(Kind::Gauge, "certificate.renewal_failing_seconds", failing as f64);
         add(Kind::Gauge, "certificate.initiating_version", f64::from(facts.initiating_version));
         add(Kind::Gauge, "certificate.max_version", f64::from(facts.max_version));
         add(Kind::Gauge, "firewall.rules.hash", f64::from(facts.rules_hash));

@@ -435,7 +435,7 @@ impl PodTunnel {
             }
             Err(error) => {
                 tracing::debug!(%error, "The CA does not say whom to trust");
-                self.trust.failed(now.uptime);
+                let _ = self.trust.failed(now.uptime);
                 None
             }
         };

@@ -79,6 +79,7 @@ fn status(answer: &Value) -> String {
         ("tunnels", show(&answer["tunnels"])),
         ("flows", show(&answer["flows"])),
         ("certificate", left.map_or_else(|| "-".to_owned(), expiry)),
+        ("renewal", renewal(&answer["enrolment"])),
         ("configuration", show(&answer["config"])),
         ("last reload", reload),
         ("log level", show(&answer["log_level"])),
@@ -86,6 +87,14 @@ fn status(answer: &Value) -> String {
         ("uptime", answer["uptime_seconds"].as_i64().map_or_else(|| "-".to_owned(), span)),
     ]);
     if items(&answer["relays"]).is_empty() { text } else { text + "\n" + &relays(answer) }
+}
+
+fn renewal(enrolment: &Value) -> String {
+    match enrolment["failing_seconds"].as_i64() {
+        _ if enrolment.is_null() => "-".to_owned(),
+        None => "by itself".to_owned(),
+        Some(seconds) => format!("FAILS for {}: {}", span(seconds), show(&enrolment["error"])),
+    }
 }
 
 fn identity(answer: &Value) -> String {

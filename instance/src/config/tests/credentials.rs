@@ -87,6 +87,16 @@ fn wrong_credentials_are_refused_with_the_cause() {
 }
 
 #[test]
+fn an_expired_certificate_that_is_renewed_by_itself_keeps_no_daemon_from_its_start() {
+    let network = Network::new(NOW + 1000);
+    let (certificate, key) = network.host(NOW - 1);
+    let ca = network.ca.to_pem();
+    let settings = with_pki(&ca, &certificate, &key, ", enrolment: /etc/nebula/enrolment.json").unwrap();
+    assert!(settings.remarks.iter().any(|remark| remark.text.contains("expired")), "{:?}", settings.remarks);
+    assert!(with_pki(&ca, &certificate, &key, ", enrolment: ''").is_err());
+}
+
+#[test]
 fn an_unrelated_ca_is_a_warning_and_a_blocklist_may_be_one_scalar() {
     let network = Network::new(NOW + 1000);
     let (certificate, key) = network.host(NOW + 500);

@@ -16,7 +16,8 @@ use super::flow::Flow;
 use super::refusal::Refusal;
 use super::request::Request;
 use crate::host::reload::Reloader;
-use crate::linux::clock::{now, unix_now};
+use crate::host::renewal_health::RenewalHealth;
+use crate::linux::clock::{self, now, unix_now};
 use crate::linux::kernel_view;
 use crate::log;
 
@@ -28,12 +29,14 @@ pub(crate) struct ControlService {
     pub(crate) facts: Facts,
 }
 
-/// Facts that do not change while the daemon runs.
+/// What is known from the start of the daemon.
 #[derive(Debug)]
 pub(crate) struct Facts {
     pub(crate) device: String,
     pub(crate) udp: SocketAddr,
     pub(crate) started: UnixTime,
+    /// Whether its certificate is renewed.
+    pub(crate) renewals: Arc<RenewalHealth>,
 }
 
 type Answered = Result<Value, Refusal>;
@@ -80,7 +83,7 @@ impl ControlService {
         let lighthouses = settings.lighthouses.iter();
         let lighthouses = lighthouses.map(|it| json!({"address": it.to_string(), "connected": has_tunnel(it)}));
         let last = reloader.last().map(|last| json!({"at": last.at, "error": last.error}));
-        let now = unix_now();
+        let (now, renewals) = (unix_now(), self.facts.renewals.to_json(now()));
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "pid": std::process::id(),
@@ -92,6 +95,7 @@ impl ControlService {
             "networks": texts(own.map(|own| own.networks()).unwrap_or_default()),
             "groups": own.map(|own| own.groups()),
             "certificate_seconds_left": own.map(|own| own.not_after() - now),
+            "enrolment": renewals,
             "am_lighthouse": settings.am_lighthouse,
             "am_relay": settings.relay.am_relay,
             "relay_force": settings.relay.force,
@@ -245,6 +249,7 @@ impl ControlService {
         let sources = Sources { handle: &self.handle, settings, device, udp: *udp, names, now };
         let mut told = tell(&sources);
         told["missing_listeners"] = missing;
+        told["enrolment"] = self.facts.renewals.to_json(clock::now());
         let (refused, remarks) = on_disk;
         told["configuration"] = json!({"last_reload": last, "refused": refused, "remarks": remarks});
         told

@@ -10,6 +10,7 @@ pub(super) fn findings(facts: &Value) -> Vec<Finding> {
     let host = &facts["host"];
     let mut found = Vec::new();
     found.extend(certificate(&host["certificate"], facts));
+    found.extend(renewal(&facts["enrolment"]));
     found.extend(list(&host["cas"]).iter().filter(|ca| ca["own"] == true).filter_map(ca));
     found.extend(clock(facts));
     found.extend(device(host));
@@ -59,7 +60,8 @@ pub(super) fn of_status(status: &Value) -> Vec<Finding> {
         "seconds_left": status["certificate_seconds_left"],
         "begins_in_seconds": status["certificate_begins_in_seconds"],
     });
-    found.extend(certificate(&validity, &Value::Null));
+    found.extend(certificate(&validity, &serde_json::json!({"enrolment": status["enrolment"]})));
+    found.extend(renewal(&status["enrolment"]));
     found.extend(status["last_reload"]["error"].as_str().map(reload_refused));
     if status["device_up"] == false {
         found.push(device_down(&text(&status["device"])));
@@ -153,23 +155,43 @@ fn certificate(certificate: &Value, facts: &Value) -> Option<Finding> {
             "Check the clock (`timedatectl`) of this host, and of the one that signed the certificate.",
         ));
     }
+    let advice = if facts["enrolment"].is_object() {
+        "It is renewed by itself, also for a while after its end (hosts.renewal_grace of the CA's policy). If it should be valid, check \
+         the clock."
+    } else {
+        "Sign a new one, replace pki.cert and run `nebula ctl reload`. If it should be valid, check the clock."
+    };
     if left <= 0 {
         return Some(Finding::error(
             "certificate_expired",
             HERE,
             format!("its certificate expired {} ago, so every peer refuses it", span(left)),
-            "Sign a new one, replace pki.cert and run `nebula ctl reload`. If it should be valid, check the clock.",
+            advice,
         ));
     }
     let soon = left < (lifetime / 4).min(30 * 86_400);
     (soon && lifetime != i64::MAX).then(|| {
-        Finding::warning(
-            "certificate_expires_soon",
-            HERE,
-            format!("its certificate expires in {}", span(left)),
-            "Sign a new one, replace pki.cert and run `nebula ctl reload`.",
-        )
+        Finding::warning("certificate_expires_soon", HERE, format!("its certificate expires in {}", span(left)), advice)
     })
+}
+
+/// An enrolled host that cannot renew its certificate.
+fn renewal(enrolment: &Value) -> Option<Finding> {
+    let failing = enrolment["failing_seconds"].as_i64()?;
+    let cause = format!("its certificate could not be renewed for {}: {}", span(failing), text(&enrolment["error"]));
+    let advice = match enrolment["code"].as_str() {
+        Some("renewal_too_late" | "unknown_certificate" | "certificate_revoked") => {
+            "It does not come back by itself: if it may, make a token for its name at the CA (`nebula-ca token create`), and give that \
+             to `nebula up` here."
+        }
+        Some("clock_differs") => "Set the clock (`timedatectl`) of this host, or of the CA.",
+        Some(_) => "It is tried again by itself. The CA's log and its audit.log say more about what it refuses.",
+        None => {
+            "It is tried again by itself. See whether the CA runs (`nebula-ca serve`), and whether this host reaches it: the address is in \
+             the log, and in the enrolment's folder."
+        }
+    };
+    Some(Finding::error("not_renewed", HERE, cause, advice))
 }
 
 fn ca(ca: &Value) -> Option<Finding> {

@@ -25,7 +25,7 @@ fn facts() -> Value {
         },
         "peers": [], "callers": [], "sends": [], "drops": [], "doubles": [], "same_names": [], "missing_listeners": [], "relays_refused": [],
         "clocks": [{"peer": "10.42.0.1", "ahead_ms": 300, "lighthouse": true}],
-        "unsafe_routes": [], "paths": [],
+        "unsafe_routes": [], "paths": [], "enrolment": null,
         "configuration": {"refused": [], "remarks": [], "last_reload": null},
     })
 }
@@ -135,6 +135,12 @@ causes! {
         => "certificate_not_yet_valid", ["in 3 h, and its clock is 3 h behind"];
     own_certificate_expires_soon: host("/certificate/seconds_left", json!(86_400))
         => "certificate_expires_soon", ["24 h"];
+    renewal_that_the_ca_refuses_for_good: with(facts(), "/enrolment",
+        json!({"failing_seconds": 7_200, "error": "expired too long ago", "code": "renewal_too_late"}))
+        => "not_renewed", ["for 2 h: expired too long ago", "token create", "nebula up"];
+    renewal_without_an_answer: with(facts(), "/enrolment",
+        json!({"failing_seconds": 7_200, "error": "no route to host", "code": null}))
+        => "not_renewed", ["for 2 h: no route to host", "tried again by itself"];
     ca_expired: host("/cas/0/seconds_left", json!(-86_400)) => "ca_expired", ["the CA ca", "24 h ago"];
     ca_expires_soon: host("/cas/0/seconds_left", json!(864_000)) => "ca_expires_soon", ["10 days"];
     ca_not_valid_yet: host("/cas/0/begins_in_seconds", json!(60)) => "ca_not_yet_valid", ["clock"];
@@ -365,8 +371,22 @@ fn errors_come_first_and_only_they_are_bad_news() {
 }
 
 #[test]
+fn nobody_is_told_to_sign_a_certificate_by_hand_that_is_renewed_by_itself() {
+    for left in [-7_200, 86_400] {
+        let facts =
+            with(host("/certificate/seconds_left", json!(left)), "/enrolment", json!({"failing_seconds": null}));
+        let found = examine(&facts);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(
+            !readable(&found).contains("Sign a new one") && readable(&found).contains("renewed by itself"),
+            "{found:?}"
+        );
+    }
+}
+
+#[test]
 fn status_is_bad_news_when_something_is_wrong() {
-    let status = json!({"certificate_seconds_left": 100, "certificate_begins_in_seconds": 0, "last_reload": null,
+    let status = json!({"enrolment": {"failing_seconds": null}, "certificate_seconds_left": 100, "certificate_begins_in_seconds": 0, "last_reload": null,
         "device": "nebula1", "device_up": true, "lighthouses": [{"address": "10.42.0.1", "connected": true}]});
     let codes = |status: Value| of_status(&status).iter().map(|finding| finding.code).collect::<Vec<_>>();
     assert_eq!(of_status(&status), Vec::<Finding>::new());
@@ -375,6 +395,7 @@ fn status_is_bad_news_when_something_is_wrong() {
         ("/certificate_begins_in_seconds", json!(5), "certificate_not_yet_valid"),
         ("/last_reload", json!({"at": 1, "error": "no"}), "reload_refused"),
         ("/device_up", json!(false), "device_down"),
+        ("/enrolment/failing_seconds", json!(5), "not_renewed"),
         ("/lighthouses/0/connected", json!(false), "all_lighthouses_unreachable"),
     ] {
         assert_eq!(codes(with(status.clone(), pointer, value)), [code]);
