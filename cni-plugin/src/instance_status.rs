@@ -56,6 +56,9 @@ pub struct Status {
 pub struct FollowedSettings {
     /// [`crate::launch::contract_hash`] of the contract that they are from.
     pub contract: String,
+    /// How often it was told to read its contract again.
+    #[serde(default)]
+    pub reloads: u64,
     /// MTU of the device that belongs to them.
     pub device_mtu: Option<u32>,
     /// Why those that came last are not in force.

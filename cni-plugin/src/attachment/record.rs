@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::attachment::restarts::Restarts;
 use crate::hash::fnv1a;
-use crate::launch::Target;
+use crate::launch::{Target, is_default};
 use crate::link::capture::PodCapture;
 use crate::link::guard::{self, Guard};
 use crate::link::host_route::HostRoute;
@@ -56,6 +56,9 @@ pub struct Record {
     /// Restarts of the instance in a row; absent if it never had to be restarted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restarts: Option<Restarts>,
+    /// Its instance is being told of changed settings, or the process that did so has ended.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub is_being_told: bool,
     /// Rules on the node's end of the pod's link, if the pod is isolated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guard: Option<Guard>,
@@ -462,6 +465,7 @@ mod tests {
             user: Some(2_130_706_433),
             memory_limit: Some(32 << 20),
             restarts: None,
+            is_being_told: false,
             guard: None,
             capture: None,
             status_socket: "/x".into(),

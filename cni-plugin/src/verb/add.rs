@@ -253,7 +253,7 @@ impl<'a> Attachment<'a> {
         let Ok(Found::Record(record)) = Record::load(&self.files.record()) else { return None };
         let (supervisor, process, host_route) = (record.supervisor, record.process, record.host_route);
         let (user, memory_limit, guard) = (record.user, record.memory_limit, record.guard.clone());
-        let (restarts, refused) = (record.restarts, record.refused.clone());
+        let (restarts, refused, is_being_told) = (record.restarts, record.refused.clone(), record.is_being_told);
         let is_guarded = |guard: &Guard| host.guards.is_in_force(guard).unwrap_or(false);
         if guard.is_some() != self.isolated.is_some() || guard.as_ref().is_some_and(|guard| !is_guarded(guard)) {
             return None;
@@ -263,7 +263,7 @@ impl<'a> Attachment<'a> {
         if record.capture.as_ref().is_some_and(|capture| !is_captured(capture)) {
             return None;
         }
-        let made = Record { user, memory_limit, guard, restarts, refused, ..self.record(supervisor) };
+        let made = Record { user, memory_limit, guard, restarts, refused, is_being_told, ..self.record(supervisor) };
         let expected = Record { state: State::Running, process, host_route, ..made };
         let is_there = *record == expected
             && host_route.is_some() == renumber
@@ -466,6 +466,7 @@ impl<'a> Attachment<'a> {
             user: None,
             memory_limit: None,
             restarts: None,
+            is_being_told: false,
             guard: self.isolated.as_ref().map(|(_, guard)| guard.clone()),
             capture: self.captured.as_ref().map(|(_, capture)| capture.clone()),
             status_socket: self.files.status_socket(),

@@ -68,8 +68,9 @@ pub fn run(settings: &Settings, network: &str, host: &Host<'_>) -> Result<Refres
         let files = Files::new(&settings.state_dir, &record.key());
         let Ok(text) = read_launch(&files.launch()) else { continue };
         let mut keys = differing_keys(&record, &text, settings);
-        if nebula_of(&text).as_ref() != Some(&settings.nebula) && !deadline.is_over(host.clock) {
-            match hand_over(&record, &files, settings, host) {
+        let differs = nebula_of(&text).as_ref() != Some(&settings.nebula) || record.is_being_told;
+        if differs && !deadline.is_over(host.clock) {
+            match hand_over(&files, settings, host) {
                 Ok(Handed::TakenOver) => all.refreshed.push(pod.clone()),
                 Ok(Handed::Busy) => {}
                 Ok(Handed::Unable) => keys.push("nebula"),
@@ -91,49 +92,57 @@ enum Handed {
     Unable,
 }
 
-fn hand_over(record: &Record, files: &Files, settings: &Settings, host: &Host<'_>) -> Result<Handed, String> {
+fn hand_over(files: &Files, settings: &Settings, host: &Host<'_>) -> Result<Handed, String> {
     let Ok(_lock) = Lock::acquire(files, host.clock, Deadline::after(host.clock, Duration::ZERO)) else {
         return Ok(Handed::Busy);
     };
+    let Ok(Found::Record(mut record)) = Record::load(&files.record()) else { return Ok(Handed::Busy) };
     let said = |e: io::Error| format!("its instance does not answer: {e}");
-    if Status::ask(&record.status_socket).map_err(said)?.settings.is_none() {
-        return Ok(Handed::Unable);
-    }
+    let Some(followed) = Status::ask(&record.status_socket).map_err(said)?.settings else { return Ok(Handed::Unable) };
     let path = files.launch();
     let before = read_launch(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
     let mut contract: Value = serde_json::from_slice(&before).map_err(|e| format!("{}: {e}", path.display()))?;
     contract["nebula"] = settings.nebula.clone();
     let after = contract.to_string().into_bytes();
+    // If this process ends before the instance was told, the next call tells it.
+    note(&mut record, true, files)?;
     overwrite(&path, &after)?;
     let taken = host
         .supervisor(record.supervisor)
         .reload(files, record.process, host.clock)
-        .and_then(|()| wait_until_followed(record, &contract_hash(&after), host));
+        .and_then(|()| wait_until_followed(&record, followed.reloads, &contract_hash(&after), host));
     match taken {
         Ok(followed) => {
             if let Some(mtu) = followed.device_mtu {
-                set_mtu(record, mtu, host).map_err(|e| format!("cannot set the MTU of its device to {mtu}: {e}"))?;
+                set_mtu(&record, mtu, host).map_err(|e| format!("cannot set the MTU of its device to {mtu}: {e}"))?;
             }
+            note(&mut record, false, files)?;
             Ok(Handed::TakenOver)
         }
         Err(why) => {
             // An instance that is started again gets the settings that its predecessor went on with.
             overwrite(&path, &before)?;
+            note(&mut record, false, files)?;
             Err(why)
         }
     }
 }
 
-/// Waits until the instance says that it follows the contract with this hash.
-fn wait_until_followed(record: &Record, hash: &str, host: &Host<'_>) -> Result<FollowedSettings, String> {
+fn note(record: &mut Record, is_being_told: bool, files: &Files) -> Result<(), String> {
+    record.is_being_told = is_being_told;
+    record.save(files).map_err(|e| format!("cannot write its record: {e}"))
+}
+
+/// Waits until the instance has read its contract once more than `before`, and says that it follows the one with this hash.
+fn wait_until_followed(record: &Record, before: u64, hash: &str, host: &Host<'_>) -> Result<FollowedSettings, String> {
     let deadline = Deadline::after(host.clock, ANSWERS_WITHIN);
     loop {
         let status = Status::ask(&record.status_socket).map_err(|e| format!("its instance does not answer: {e}"))?;
         match status.settings {
-            Some(FollowedSettings { refused: Some(why), .. }) => {
+            Some(FollowedSettings { refused: Some(why), reloads, .. }) if reloads != before => {
                 return Err(format!("its instance refuses them: {why}"));
             }
-            Some(followed) if followed.contract == hash => return Ok(followed),
+            Some(followed) if followed.reloads != before && followed.contract == hash => return Ok(followed),
             _ if deadline.is_over(host.clock) => {
                 return Err("its instance did not take them over in time".to_owned());
             }
@@ -198,8 +207,8 @@ fn read_launch(path: &Path) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Replaces the contents and not the file: the instance holds this one open, with a lock that keeps a second instance out. If the
-/// node dies in between, the next look finds a difference again.
+/// Replaces the contents and not the file: the instance holds this one open, with a lock that keeps a second instance out. An
+/// instance that is started in between refuses a torn file, and is started again.
 fn overwrite(path: &Path, text: &[u8]) -> Result<(), String> {
     let write = || {
         let file = OpenOptions::new().write(true).open(path)?;

@@ -61,6 +61,8 @@ pub struct Status {
 pub struct FollowedSettings {
     /// [`nebula_cni_plugin::launch::contract_hash`] of the contract that they are from.
     pub contract: String,
+    /// How often the instance was told to read its contract again.
+    pub reloads: u64,
     /// MTU of the device that belongs to them.
     pub device_mtu: u32,
     /// Why those that came last are not in force.
@@ -354,6 +356,7 @@ fn fixed_part(status: &Status) -> Value {
         "port": status.port,
         "settings": {
             "contract": status.settings.contract,
+            "reloads": status.settings.reloads,
             "device_mtu": status.settings.device_mtu,
             "refused": status.settings.refused,
             "at_the_next_start": status.settings.at_the_next_start,

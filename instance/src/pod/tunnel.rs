@@ -484,7 +484,10 @@ impl PodTunnel {
             Ok(read) => read,
             Err(error) => {
                 tracing::error!(error, "The changed settings are refused; the tunnel goes on with those before");
-                self.update(|status| status.settings.refused = Some(error));
+                self.update(|status| {
+                    status.settings.reloads += 1;
+                    status.settings.refused = Some(error);
+                });
                 return;
             }
         };
@@ -502,8 +505,11 @@ impl PodTunnel {
         at_the_next_start.extend((started_with.tun.routes != self.settings.tun.routes).then_some("tun.routes"));
         tracing::info!(contract = hash, ?at_the_next_start, "The settings of the tunnel have been changed");
         let device_mtu = self.settings.tun.device_mtu();
-        let followed = FollowedSettings { contract: hash, device_mtu, refused: None, at_the_next_start };
-        self.update(|status| status.settings = followed);
+        self.update(|status| {
+            let reloads = status.settings.reloads + 1;
+            status.settings =
+                FollowedSettings { contract: hash, reloads, device_mtu, refused: None, at_the_next_start };
+        });
     }
 
     fn close(&mut self, closing: Closing) {

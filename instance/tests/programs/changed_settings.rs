@@ -51,6 +51,16 @@ fn running_pods_follow_the_entry_and_connections_that_the_new_rules_allow_go_on(
     }
     assert_eq!(refresh(&node, &cluster.world)["refreshed"], json!([]), "once");
 
+    // A call that ended in the middle, with the file written and nobody told: the next one tells the instance.
+    let record = node.records().join("a-eth0.json");
+    let mut half: Value = serde_json::from_slice(&std::fs::read(&record).expect("a record")).expect("JSON");
+    half["is_being_told"] = true.into();
+    std::fs::write(&record, half.to_string()).expect("write the record");
+    let reloads = node.status("a")["settings"]["reloads"].as_u64().expect("a number");
+    assert_eq!(refresh(&node, &cluster.world)["refreshed"], json!(["shop/a"]));
+    assert_eq!(node.status("a")["settings"]["reloads"], reloads + 1);
+    assert_eq!(refresh(&node, &cluster.world)["refreshed"], json!([]));
+
     // What an instance refuses changes nothing, and is named.
     entry(
         &mut node,
