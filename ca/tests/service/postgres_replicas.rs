@@ -28,6 +28,8 @@ fn replicas(server: &PostgresServer, policy: &str) -> [Ca; 2] {
     let one = Ca::init();
     fs::write(one.file("policy.jsonc"), policy).unwrap();
     fs::write(one.file("database.url"), server.database()).unwrap();
+    // The ledger is in the database: the empty one that `init` made is not missed, and not made again.
+    fs::remove_file(one.file("store.redb")).unwrap();
     // The first start creates the renewal key, which the replicas share like all other keys.
     one.serve().stop();
     let two = Ca::copy_of(&one);
