@@ -31,11 +31,13 @@ pub enum Part {
     /// A lighthouse answers datagrams of this node. Not required: pods whose peers are known go on, and a lighthouse that is down
     /// must not take out every node.
     Underlay,
+    /// Instances on other nodes answer datagrams of this node. Not required, as the one before.
+    Nodes,
 }
 
 impl Part {
     /// All parts, in order.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Programs,
         Self::Credentials,
         Self::SelfTest,
@@ -46,12 +48,13 @@ impl Part {
         Self::Table,
         Self::Kubernetes,
         Self::Underlay,
+        Self::Nodes,
     ];
 
     /// Whether the node is not ready without it.
     #[must_use]
     pub fn is_required(self) -> bool {
-        !matches!(self, Self::Kubernetes | Self::Underlay)
+        !matches!(self, Self::Kubernetes | Self::Underlay | Self::Nodes)
     }
 
     /// The name in `/readyz`, in tables and as a metric's label.
@@ -68,6 +71,7 @@ impl Part {
             Self::Table => "table",
             Self::Kubernetes => "kubernetes",
             Self::Underlay => "underlay",
+            Self::Nodes => "nodes",
         }
     }
 }

@@ -91,6 +91,7 @@ pub async fn run(node: Node, options: Options) -> Result<(), RunError> {
     let (target_tx, target) = watch::channel(None);
     let (entry_tx, entry) = watch::channel(None);
     let (services_tx, services) = watch::channel(None);
+    let (ports_tx, ports) = watch::channel(underlay::nodes::Ports::new());
     let metrics = Arc::new(Metrics::new(node.config.pod_metrics));
     let shown = Arc::clone(&metrics);
     let more: MoreMetrics = Arc::new(move || shown.text());
@@ -101,13 +102,14 @@ pub async fn run(node: Node, options: Options) -> Result<(), RunError> {
             ca::follow(&node, target_tx),
             ca::watch_health(&node, target.clone()),
             node_credential::keep(&node, target.clone()),
-            underlay::watch(&node, target.clone()),
+            underlay::lighthouses::watch(&node, target.clone()),
+            underlay::nodes::watch(&node.readiness, ports),
             keep_programs(&node, options.programs, places.clone(), DirectoryWatch::new()),
             keep_credentials(&node, options.volumes, DirectoryWatch::new()),
             ranges::follow(&node.config, services_tx),
             test_then_publish(&node, places.clone(), target.clone(), services, entry_tx),
             Keeper::new(&node).run(entry.clone(), places.clone(), DirectoryWatch::new()),
-            table::keep(&node, options.node.clone(), target.clone(), Arc::clone(&metrics)),
+            table::keep(&node, options.node.clone(), (target.clone(), ports_tx), Arc::clone(&metrics)),
             reconcile::start::keep(&node, options.node, metrics, entry, places),
         );
     };

@@ -95,11 +95,37 @@ pub struct Target {
 }
 
 impl Target {
-    /// A number that is the same whenever an instance of this attachment starts, and another one for most others.
+    /// Where the instance begins to look for a free UDP port: see [`port_at`]. It is the same whenever an instance of this
+    /// attachment starts. That of a pod with a UID follows from it alone, so that other nodes know where the pod probably is.
     #[must_use]
-    pub fn number(&self) -> u64 {
-        fnv1a(&[&self.network, "/", &self.container_id, "/", &self.ifname])
+    pub fn port_number(&self) -> u32 {
+        match self.pod.uid.as_str() {
+            "" => number_of(&[&self.network, "/", &self.container_id, "/", &self.ifname]),
+            uid => port_number(uid),
+        }
     }
+}
+
+/// [`Target::port_number`] of the pod with this UID.
+#[must_use]
+pub fn port_number(uid: &str) -> u32 {
+    number_of(&[uid])
+}
+
+fn number_of(parts: &[&str]) -> u32 {
+    let hash = fnv1a(parts);
+    (hash >> 32) as u32 ^ hash as u32
+}
+
+/// The port of `range`, given by its first and last, that an instance tries after `step` others are taken. `None` after the whole
+/// range, for an empty one, and for one with port 0.
+#[must_use]
+pub fn port_at(number: u32, step: u32, (first, last): (u16, u16)) -> Option<u16> {
+    let count = u32::from(last.checked_sub(first)?) + 1;
+    if first == 0 || step >= count {
+        return None;
+    }
+    u16::try_from((number % count + step) % count).ok().map(|offset| first + offset)
 }
 
 /// A pod.
@@ -352,6 +378,21 @@ impl LaunchSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_port_of_a_range_is_tried_once_and_begins_at_that_of_the_uid() {
+        let range = (61_000, 61_009);
+        let number = port_number("5f3c");
+        let mut tried: Vec<u16> = (0..).map_while(|step| port_at(number, step, range)).collect();
+        assert_eq!((tried[0], tried.len()), (61_000 + (number % 10) as u16, 10));
+        tried.sort_unstable();
+        assert_eq!(tried, (61_000..=61_009).collect::<Vec<u16>>());
+        assert_eq!(port_at(number, 0, (65_535, 65_535)), Some(65_535));
+        assert!(port_at(u32::MAX, 65_534, (1, 65_535)).is_some());
+        assert_eq!([(0, 9), (9, 8)].map(|range| port_at(number, 0, range)), [None, None]);
+        // The agents of all nodes compute it, also those of another release.
+        assert_eq!(port_number("5f3c"), 0x3320d951);
+    }
 
     const OF_THE_RELEASE_BEFORE: &str = r#"{"version":1,"network":"n","container_id":"c","ifname":"eth0",
         "netns":"/run/netns/x","netns_id":[4,4026532000],"pod":{"namespace":"a","name":"b","uid":"u"},

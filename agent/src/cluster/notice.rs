@@ -185,10 +185,11 @@ impl Notice {
             Part::Table => "NebulaTableStale",
             Part::Kubernetes => "NebulaApiServerUnreachable",
             Part::Underlay => "NebulaLighthousesUnreachable",
+            Part::Nodes => "NebulaNodesUnreachable",
         };
         let advice = if standing.advice.is_empty() { String::new() } else { format!(". {}", standing.advice) };
         let what = match part {
-            Part::Underlay => "Pods of this node may be ready and not reach peers",
+            Part::Underlay | Part::Nodes => "Pods of this node may be ready and not reach peers",
             _ => "New pods of this node may not start, or not be protected",
         };
         let note = format!("{what}: {}{advice}", standing.reason);

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use nebula_cni_plugin::clock::{Deadline, SystemClock};
 use nebula_cni_plugin::enrolment::labels::LabelSource;
 use nebula_cni_plugin::enrolment::{Decision, Knowledge};
-use nebula_cni_plugin::launch::CaAccess;
+use nebula_cni_plugin::launch::{CaAccess, Underlay};
 use nebula_cni_plugin::reply::{Error, code};
 use nebula_cni_plugin::request::{self, Attach, Env, Key, Request};
 use nebula_cni_plugin::settings::Settings;
@@ -31,6 +31,8 @@ pub struct Entry {
     pub exclude: Vec<IpNet>,
     /// Where load balancers have addresses that captured pods reach through their tunnels.
     pub load_balancers: Vec<IpNet>,
+    /// UDP ports of instances; `None`: they are not at the addresses of their nodes.
+    pub ports: Option<(u16, u16)>,
     stdin: Map<String, Value>,
 }
 
@@ -96,6 +98,7 @@ impl Entry {
             pod_ranges: terms.ranges,
             exclude: terms.exclude,
             load_balancers: terms.load_balancers,
+            ports: (settings.underlay == Underlay::Host).then_some(settings.port_range),
             stdin,
         })
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use nebula_cert::directory::{DIRECTORY_PATH, Directory, MAX_PAGE_BYTES, MAX_WAIT_SECONDS};
 use nebula_cert::hex;
 use nebula_cert::issuance::Refusal;
+use nebula_cni_plugin::launch::port_number;
 use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
 
@@ -152,7 +153,12 @@ impl DirectoryClient {
         let members = pods.into_iter().map(|pod| {
             // No UID of a pod has a space.
             let is_host = pod.namespace.is_empty() && pod.uid.starts_with("host ");
-            let member = Member { addresses: addresses(pod.addresses), incarnation: incarnation(&pod.uid), is_host };
+            let member = Member {
+                addresses: addresses(pod.addresses),
+                incarnation: incarnation(&pod.uid),
+                port_number: port_number(&pod.uid),
+                is_host,
+            };
             (id(&pod.uid), member)
         });
         if full {
@@ -285,6 +291,7 @@ mod tests {
         let expected = Member {
             addresses: [Some("10.0.0.1".parse().unwrap()), None],
             incarnation: incarnation("b"),
+            port_number: port_number("b"),
             is_host: false,
         };
         assert_eq!((members, client.version.as_deref()), (vec![&expected], Some("e-4")));

@@ -47,6 +47,8 @@ pub struct Settings {
     pub load_balancers: Vec<IpNet>,
     /// Whether the ranges that the API server shows for nodes are those of their pods.
     pub node_ranges: bool,
+    /// UDP ports of instances; `None`: they are not at the addresses of their nodes.
+    pub ports: Option<(u16, u16)>,
 }
 
 /// The first 16 bytes of the SHA-256 of a pod's UID.
@@ -62,6 +64,8 @@ pub struct Member {
     pub addresses: Addresses,
     /// Another number for each pod.
     pub incarnation: u64,
+    /// Where its instance begins to look for a free port: [`nebula_cni_plugin::launch::port_number`] of its UID.
+    pub port_number: u32,
     /// It is a host that enrolled with a token, and no pod.
     pub is_host: bool,
 }
@@ -141,6 +145,7 @@ impl Facts {
     pub fn table(&self, judgement: &Judgement, node: &str, version: u64) -> (Vec<u8>, Vec<Choice>) {
         let mut builder = Builder::new();
         judgement.enrolled.iter().for_each(|(address, incarnation)| builder.pod(*address, *incarnation));
+        judgement.ends.iter().for_each(|(address, end)| builder.end(*address, *end));
         judgement.clear.iter().for_each(|address| builder.clear(*address));
         self.settings.pod_ranges.iter().for_each(|range| builder.pod_prefix(*range));
         let outside = self.settings.exclude.iter().chain(&self.settings.load_balancers);

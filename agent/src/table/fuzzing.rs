@@ -67,7 +67,13 @@ impl World {
         let entry = Entry::of_list(&json!({"name": "n", "cniVersion": "1.0.0", "plugins": [entry]})).ok()?;
         let mut facts = Facts::default();
         let pod_ranges = vec!["10.244.0.0/16".parse().ok()?];
-        facts.settings = Settings { pod_ranges, exclude: Vec::new(), load_balancers: Vec::new(), node_ranges: true };
+        facts.settings = Settings {
+            pod_ranges,
+            exclude: Vec::new(),
+            load_balancers: Vec::new(),
+            node_ranges: true,
+            ports: Some((61_000, 61_999)),
+        };
         facts.services.limit(BUDGET);
         facts.slices.limit(BUDGET);
         Some(Self { facts, rules: Rules::new(entry.clone(), entry, false), version: 0, clock: 0 })
@@ -113,7 +119,12 @@ impl World {
             "Holder" => {
                 let Holder { uid, addresses: all } = read(&line.object)?;
                 let incarnation = directory::id(&uid) as u64;
-                let member = Member { addresses: addresses(all), incarnation, is_host: uid.starts_with("host ") };
+                let member = Member {
+                    addresses: addresses(all),
+                    incarnation,
+                    port_number: incarnation as u32,
+                    is_host: uid.starts_with("host "),
+                };
                 facts.members.put(directory::id(&uid), Some(member).filter(|_| is_there));
             }
             _ => return None,

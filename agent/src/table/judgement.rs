@@ -6,16 +6,21 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use nebula_cni_plugin::cluster_table::End;
+use nebula_cni_plugin::launch::port_at;
 
 use super::facts::{Facts, Member, Name, PodId, first_host};
 use super::nodes::NodeFacts;
 use super::shown::Shown;
+use crate::underlay::nodes::Ports;
 
 /// What is believed.
 #[derive(Debug, Default)]
 pub struct Judgement {
     /// Addresses of enrolled pods, hosts and lighthouses, each with its incarnation.
     pub(super) enrolled: Vec<(IpAddr, u64)>,
+    /// Where the tunnels of enrolled pods probably end.
+    pub(super) ends: Vec<(IpAddr, End)>,
     /// Addresses that are known not to be enrolled: those of nodes, and of pods that the rules leave out.
     pub clear: BTreeSet<IpAddr>,
     /// Addresses of the enrolled pods of the node that is asked for.
@@ -28,6 +33,21 @@ pub struct Judgement {
     pub(super) claimed: HashSet<IpAddr>,
     /// Number of addresses that are not `clear` only because an enrolled pod had them a moment ago.
     pub(super) withheld: usize,
+}
+
+impl Judgement {
+    /// UDP ports of some instances on each of the other nodes, by the node's address.
+    pub(super) fn ports_elsewhere(&self) -> Ports {
+        let mut ports = Ports::new();
+        let elsewhere = self.ends.iter().filter(|(address, _)| self.of_this_node.binary_search(address).is_err());
+        for (_, end) in elsewhere {
+            let of_node = ports.entry(end.node).or_default();
+            if of_node.len() < PORTS_OF_NODE {
+                of_node.insert(end.port);
+            }
+        }
+        ports
+    }
 }
 
 impl Facts {
@@ -77,8 +97,12 @@ impl Facts {
             // A pod has its certificate before the API server shows its address. One that is shown with others has no claim.
             let is_open = pod.is_none_or(|pod| pod.is_host_network || pod.addresses == [None; 2]);
             claimed.extend(member.all().filter(|address| is_open || pod.is_some_and(|pod| pod.has(address))));
-            if pod.is_some_and(|pod| &*pod.node == node && !pod.is_host_network) {
-                judgement.of_this_node.extend(enrolled);
+            if let Some(pod) = pod.filter(|pod| !pod.is_host_network) {
+                let end = self.end(pod, member).filter(|end| is_plausible(&pod.node, &end.node));
+                judgement.ends.extend(end.iter().flat_map(|end| enrolled.iter().map(|address| (*address, *end))));
+                if &*pod.node == node {
+                    judgement.of_this_node.extend(enrolled);
+                }
             }
         }
         let left_out = shown.iter().filter(|(_, pod)| pod.is_left_out).map(|(address, _)| *address);
@@ -91,8 +115,16 @@ impl Facts {
         }
         judgement.claimed = claimed;
         judgement.enrolled.sort_unstable();
+        judgement.ends.sort_unstable();
         judgement.of_this_node.sort_unstable();
         judgement
+    }
+
+    /// Where the tunnel of a pod ends, if its instance found the port free at which it began to look, or the next one.
+    fn end(&self, pod: &Shown, member: &Member) -> Option<End> {
+        let (ports, node) = (self.settings.ports?, self.nodes.get(&*pod.node)?.internal?);
+        let port = |step| port_at(member.port_number, step, ports);
+        Some(End { node, port: port(0)?, other: port(1) })
     }
 
     /// Whether a node may have, or give to its pods, this address. In the ranges of pods only its own part counts.
@@ -165,6 +197,9 @@ impl<'a> NodeRanges<'a> {
         (last.is_ipv4() == address.is_ipv4() && address <= *last).then_some(*node)
     }
 }
+
+/// So many instances of a node are asked for an answer before the node is called silent.
+const PORTS_OF_NODE: usize = 3;
 
 #[cfg(test)]
 mod tests;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nebula_cni_plugin::launch::CLUSTER_TABLE;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::Shared;
@@ -14,6 +15,7 @@ use super::service_choices::ServiceChoices;
 use super::writer::{WriteError, Writer};
 use crate::metrics::Metrics;
 use crate::readiness::{Part, Readiness, Standing};
+use crate::underlay::nodes::Ports;
 
 /// Writes the table whenever the facts change.
 pub(super) struct Keeper {
@@ -23,6 +25,7 @@ pub(super) struct Keeper {
     pub(super) writer: Writer,
     pub(super) metrics: Arc<Metrics>,
     pub(super) readiness: Readiness,
+    pub(super) ports: watch::Sender<Ports>,
     pub(super) departed: Departed,
     pub(super) clear_sets: ClearSets,
     pub(super) service_choices: ServiceChoices,
@@ -69,12 +72,14 @@ impl Keeper {
         let (mut writer, mut clear_sets) = (std::mem::take(&mut self.writer), std::mem::take(&mut self.clear_sets));
         let mut service_choices = std::mem::take(&mut self.service_choices);
         let (mut departed, now) = (std::mem::take(&mut self.departed), Instant::now());
+        let ports = self.ports.clone();
         let (writer, departed, clear_sets, service_choices, outcome, counts) = tokio::task::spawn_blocking(move || {
             let facts = shared.facts();
             let mut judgement = facts.judge(&node);
             departed.withhold(&mut judgement, now);
             // First, so that what has become enrolled is closed before anybody sends to it through its tunnel.
             clear_sets.replace(&judgement.clear);
+            ports.send_replace(judgement.ports_elsewhere());
             let counts = facts.counts(&judgement);
             let outcome = writer.write(&facts, &judgement, &node);
             drop(facts);

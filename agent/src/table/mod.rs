@@ -49,6 +49,7 @@ use crate::metrics::Metrics;
 use crate::readiness::{Part, Standing};
 use crate::reconcile::entry::{Entry, EntryError};
 use crate::run::Node;
+use crate::underlay::nodes::Ports;
 
 /// What the followers tell and the writer reads.
 #[derive(Debug, Default)]
@@ -60,7 +61,13 @@ pub(crate) struct Shared {
 }
 
 /// Keeps the table for ever, if pods are captured. `name` is the node's name in Kubernetes.
-pub async fn keep(node: &Node, name: Option<String>, target: watch::Receiver<Option<Target>>, metrics: Arc<Metrics>) {
+/// `ports` is told where instances on other nodes are.
+pub async fn keep(
+    node: &Node,
+    name: Option<String>,
+    (target, ports): (watch::Receiver<Option<Target>>, watch::Sender<Ports>),
+    metrics: Arc<Metrics>,
+) {
     let Node { config, readiness, .. } = node;
     if !is_wanted(&config.entry) {
         return readiness.set(Part::Table, Standing::good("is not needed: the chain entry captures nothing"));
@@ -86,6 +93,7 @@ pub async fn keep(node: &Node, name: Option<String>, target: watch::Receiver<Opt
         exclude: rules.exclude().to_vec(),
         load_balancers: rules.load_balancers().to_vec(),
         node_ranges: config.node_ranges,
+        ports: rules.ports(),
     };
     // Dropped with this task, and all of them with it.
     let mut followers = JoinSet::new();
@@ -95,9 +103,20 @@ pub async fn keep(node: &Node, name: Option<String>, target: watch::Receiver<Opt
     let (writer, readiness) = (Writer::open(&path), readiness.clone());
     let departed = Departed::since_table(&path);
     let (clear_sets, service_choices) = (ClearSets::default(), ServiceChoices::default());
-    Keeper { shared, node: name, writer, metrics, readiness, departed, clear_sets, service_choices, failure: None }
-        .run()
-        .await;
+    Keeper {
+        shared,
+        node: name,
+        writer,
+        metrics,
+        readiness,
+        ports,
+        departed,
+        clear_sets,
+        service_choices,
+        failure: None,
+    }
+    .run()
+    .await;
 }
 
 /// Starts to follow everything that the API server knows.

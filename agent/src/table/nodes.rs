@@ -15,6 +15,8 @@ use super::facts::created;
 pub struct NodeFacts {
     /// Addresses that its kubelet and its network plugin report; a kubelet can make them up.
     pub(super) reported: BTreeSet<IpAddr>,
+    /// The address by which its kubelet says that other nodes reach it.
+    pub(super) internal: Option<IpAddr>,
     /// Ranges of its pods, which no kubelet changes.
     pub(super) ranges: Vec<IpNet>,
     /// When the API server made the object, in seconds since 1970.
@@ -41,7 +43,10 @@ impl NodeFacts {
         let is_usable =
             |address: &IpAddr| !address.is_unspecified() && !address.is_loopback() && !address.is_multicast();
         let reported = in_status.chain(noted).filter(is_usable).take(MAX_ADDRESSES).collect();
-        Self { reported, ranges, created: created(&node.metadata) }
+        let entries = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
+        let internal = entries.filter(|entry| entry.type_ == "InternalIP").take(MAX_ADDRESSES);
+        let internal = internal.filter_map(|entry| entry.address.parse().ok()).find(is_usable);
+        Self { reported, internal, ranges, created: created(&node.metadata) }
     }
 }
 
@@ -70,7 +75,7 @@ mod tests {
         assert_eq!(shown, ["10.244.7.64", "192.0.2.1", "198.51.100.1"]);
         let ranges: Vec<String> = found.ranges.iter().map(ToString::to_string).collect();
         assert_eq!(ranges, ["10.244.1.0/24", "fd00:244:0:1::/64"]);
-        assert_eq!(found.created, 1_767_225_600);
+        assert_eq!((found.created, found.internal), (1_767_225_600, "192.0.2.1".parse().ok()));
         assert_eq!(NodeFacts::of(&Node::default()), NodeFacts::default());
     }
 

@@ -112,6 +112,12 @@ impl Rules {
         &self.entry.load_balancers
     }
 
+    /// UDP ports of instances; `None`: they are not at the addresses of their nodes.
+    #[must_use]
+    pub fn ports(&self) -> Option<(u16, u16)> {
+        self.entry.ports
+    }
+
     /// Forgets decisions, because labels of a namespace changed.
     pub fn forget(&mut self) {
         self.decided.clear();

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 
 use super::format::{HEADER_LEN, MAGIC, MAJOR, MINOR, SECTION_LEN, SECTIONS, SectionKind};
 use super::hash_table::{HashTable, bucket, mix};
@@ -22,12 +23,26 @@ pub struct Builder {
     sealed_ranges: Vec<(u128, u128)>,
     pod_ranges: Vec<(u128, u128)>,
     nodes: Vec<u128>,
+    ends: Vec<(u128, End)>,
     /// Ports of Services, each with its parts.
     services: Vec<(Offered, Range<usize>)>,
     /// Lists of endpoints and the port that each leads to, 0 for the endpoints' own.
     parts: Vec<(u32, u16)>,
     lists: Vec<Range<usize>>,
     endpoints: Vec<ServiceEndpoint>,
+}
+
+/// Where the tunnel of a pod probably ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct End {
+    /// Address of its node.
+    pub node: IpAddr,
+    /// UDP port of its instance.
+    pub port: u16,
+    /// The port that it has if the first one was taken.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other: Option<u16>,
 }
 
 /// A port of a Service.
@@ -102,6 +117,11 @@ impl Builder {
     /// `address` is that of an enrolled pod. `incarnation` is not 0, and another one for each pod that has had the address.
     pub fn pod(&mut self, address: IpAddr, incarnation: u64) {
         self.pods.push((key_of(address), incarnation));
+    }
+
+    /// The tunnel of the enrolled pod with this address probably ends there.
+    pub fn end(&mut self, address: IpAddr, end: End) {
+        self.ends.push((key_of(address), end));
     }
 
     /// `address` is known not to be enrolled.
@@ -254,6 +274,13 @@ impl Builder {
         let nodes: BTreeSet<u128> = self.nodes.iter().copied().collect();
         let nodes: Vec<u128> = nodes.into_iter().collect();
         file.section::<16>(SectionKind::Nodes, nodes.iter().map(|address| address.to_be_bytes()));
+        let of_pods = self.ends.iter().filter_map(|(address, end)| Some((pods.position((*address, 0))?, end)));
+        let ends: BTreeMap<u32, &End> = of_pods.collect();
+        let end = |(pod, end): (&u32, &&End)| {
+            let ports = [end.port, end.other.unwrap_or_default()].map(u16::to_le_bytes);
+            record(&[&pod.to_le_bytes(), ports.as_flattened(), &key_of(end.node).to_be_bytes()])
+        };
+        file.section::<24>(SectionKind::Ends, ends.iter().map(end));
         (file.finish(), mixed)
     }
 }

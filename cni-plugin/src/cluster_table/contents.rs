@@ -1,13 +1,14 @@
 //! Everything in a table, as `nebula-cni-plugin table` prints and reads it.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Subnets, Ipv6Subnets};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::builder::{Builder, EndpointState, ServiceEndpoint, ServicePort};
+use super::builder::{Builder, End, EndpointState, ServiceEndpoint, ServicePort};
 use super::table::{ListedService, Table};
 
 /// The contents of a table, each list in order.
@@ -37,6 +38,9 @@ pub struct Enrolled {
     /// What tells the pod from another one that had the address before. Text in JSON, where numbers have 53 bits.
     #[serde(serialize_with = "as_hex", deserialize_with = "from_hex")]
     pub incarnation: u64,
+    /// Where its tunnel probably ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end: Option<End>,
 }
 
 /// A port of a Service.
@@ -91,7 +95,9 @@ impl Contents {
     #[must_use]
     pub fn of(table: &Table<'_>) -> Self {
         let mut contents = Self { version: table.version(), ..Self::default() };
-        contents.enrolled = table.pods().map(|(address, incarnation)| Enrolled { address, incarnation }).collect();
+        let ends: HashMap<IpAddr, End> = table.ends().collect();
+        let enrolled = |(address, incarnation)| Enrolled { address, incarnation, end: ends.get(&address).copied() };
+        contents.enrolled = table.pods().map(enrolled).collect();
         contents.clear = table.clear_addresses().map(IpNet::from).collect();
         let in_clear = table.clear_ranges().flat_map(|(first, last)| prefixes(first, last));
         contents.clear.extend(in_clear.take(MAX_PREFIXES));
@@ -111,8 +117,9 @@ impl Contents {
     #[must_use]
     pub fn to_table(&self) -> Vec<u8> {
         let mut builder = Builder::new();
-        for Enrolled { address, incarnation } in &self.enrolled {
+        for Enrolled { address, incarnation, end } in &self.enrolled {
             builder.pod(*address, *incarnation);
+            end.iter().for_each(|end| builder.end(*address, *end));
         }
         for network in &self.clear {
             if network.prefix_len() == network.max_prefix_len() {
@@ -196,9 +203,7 @@ impl fmt::Display for Contents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "version {}", self.version)?;
         writeln!(f, "enrolled:")?;
-        self.enrolled
-            .iter()
-            .try_for_each(|pod| writeln!(f, "  {} (incarnation {:016x})", pod.address, pod.incarnation))?;
+        self.enrolled.iter().try_for_each(|pod| writeln!(f, "  {pod}"))?;
         self.sealed.iter().try_for_each(|network| writeln!(f, "  {network} (all of it)"))?;
         writeln!(f, "not enrolled:")?;
         self.clear.iter().try_for_each(|network| writeln!(f, "  {network}"))?;
@@ -209,12 +214,21 @@ impl fmt::Display for Contents {
     }
 }
 
+impl fmt::Display for Enrolled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (incarnation {:016x})", self.address, self.incarnation)?;
+        let Some(End { node, port, other }) = self.end else { return Ok(()) };
+        write!(f, " probably at {}", SocketAddr::new(node, port))?;
+        other.map_or(Ok(()), |other| write!(f, " or {other}"))
+    }
+}
+
 impl fmt::Display for Service {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let at = std::net::SocketAddr::new(self.address, self.port);
+        let at = SocketAddr::new(self.address, self.port);
         write!(f, "{at}/{} ->", format!("{:?}", self.protocol).to_lowercase())?;
         for endpoint in &self.endpoints {
-            let at = std::net::SocketAddr::new(endpoint.address, endpoint.port);
+            let at = SocketAddr::new(endpoint.address, endpoint.port);
             write!(f, " {at}{}", if endpoint.terminating { " (terminating)" } else { "" })?;
         }
         let is_chosen = |endpoint: &Endpoint| !endpoint.terminating;
@@ -271,7 +285,8 @@ mod tests {
     use crate::cluster_table::{self, Found, Layout};
 
     const TEXT: &str = r#"{"version": 7,
-        "enrolled": [{"address": "10.42.1.2", "incarnation": "ffffffffffffffff"}, {"address": "fd00::2", "incarnation": "2"}],
+        "enrolled": [{"address": "10.42.1.2", "incarnation": "ffffffffffffffff",
+            "end": {"node": "192.0.2.1", "port": 61000, "other": 61001}}, {"address": "fd00::2", "incarnation": "2"}],
         "sealed": ["10.42.255.0/24"], "clear": ["10.42.1.4/32", "192.0.2.0/25", "fd00:9::/64"],
         "services": [
             {"address": "0.0.0.0", "port": 30080, "protocol": "tcp", "endpoints": [{"address": "10.42.1.2", "port": 8080}]},
@@ -303,7 +318,7 @@ mod tests {
         let text = contents.to_string();
         for line in [
             "version 7",
-            "  10.42.1.2 (incarnation ffffffffffffffff)",
+            "  10.42.1.2 (incarnation ffffffffffffffff) probably at 192.0.2.1:61000 or 61001",
             "  10.42.255.0/24 (all of it)",
             "  192.0.2.0/25",
             "  10.96.0.10:80/tcp -> 10.42.1.2:8080 [fd00::2]:8081 (terminating) (affinity 9 s)",

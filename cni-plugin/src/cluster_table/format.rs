@@ -23,6 +23,7 @@
 //! | 7 services | address (16), port (2), IP protocol (1), kind (1), first endpoint (4), enrolled endpoints to choose from (4), enrolled endpoints in all (4), seconds of session affinity or 0 (4), endpoints to choose from that are not enrolled (4), port of the endpoints (2), zero (2) | 44 |
 //! | 8 endpoints | index of the pod (4), port or 0 (2), tag (2) | 8 |
 //! | 9 nodes | address of a node (16); in order; since version 2.1 | 16 |
+//! | 10 ends | index of the pod (4), port (2), another port or 0 (2), address of its node (16); in order, at most one for each pod; since version 2.2 | 24 |
 //!
 //! A key's bucket is its hash modulo the number of buckets, which is a power of two. The hash of a key (address, n) is
 //! `m(m(m(seed ^ high) ^ low) ^ n)`, where `high` and `low` are the halves of the address read as a big-endian number and
@@ -40,6 +41,9 @@
 //! A Service's port on the nodes (node port) is a service with the unspecified address of its family. It stands for this port of
 //! each address of a node, unless that has a service of its own.
 //!
+//! An end says where the tunnel of a pod probably ends: at these UDP ports of its node's address. The pod's certificate proves
+//! whether it does.
+//!
 //! A reader refuses another major version. A minor version may add sections and lengthen records; readers skip both.
 
 /// First bytes of a table.
@@ -47,11 +51,11 @@ pub(super) const MAGIC: [u8; 8] = *b"nebcltbl";
 /// Major version; a reader refuses any other.
 pub const MAJOR: u16 = 2;
 /// Minor version.
-pub const MINOR: u16 = 1;
+pub const MINOR: u16 = 2;
 
 pub(super) const HEADER_LEN: usize = 40;
 pub(super) const SECTION_LEN: usize = 16;
-pub(super) const SECTIONS: usize = 10;
+pub(super) const SECTIONS: usize = 11;
 /// Tables of version 2.0 have so many.
 const SECTIONS_AT_LEAST: usize = 9;
 
@@ -96,6 +100,7 @@ pub(super) enum SectionKind {
     Services,
     Endpoints,
     Nodes,
+    Ends,
 }
 
 impl SectionKind {
@@ -110,13 +115,14 @@ impl SectionKind {
         Self::Services,
         Self::Endpoints,
         Self::Nodes,
+        Self::Ends,
     ];
 
     /// Bytes of a record that this release knows.
     pub(super) const fn record_len(self) -> usize {
         match self {
             Self::PodBuckets | Self::ClearBuckets | Self::ServiceBuckets => 4,
-            Self::Pods => 24,
+            Self::Pods | Self::Ends => 24,
             Self::Clear | Self::Nodes => 16,
             Self::ClearRanges | Self::SealedRanges => 32,
             Self::Services => 44,

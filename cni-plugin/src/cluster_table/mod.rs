@@ -15,7 +15,7 @@ mod tests;
 
 use std::net::{IpAddr, Ipv6Addr};
 
-pub use builder::{Builder, EndpointList, EndpointState, Mixed, ServiceEndpoint, ServicePort};
+pub use builder::{Builder, End, EndpointList, EndpointState, Mixed, ServiceEndpoint, ServicePort};
 pub use format::{Error, Layout, version_of};
 pub use table::{Endpoint, Found, Service, Table};
 

@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 use std::time::Duration;
 
+use super::builder::End;
 use super::format::{Layout, Record, Section, SectionKind};
 use super::hash_table::{Key, candidates};
 use super::{address_of, key_of};
@@ -141,6 +142,16 @@ impl Table<'_> {
         pod.or_else(|| is_sealed().then_some(0))
     }
 
+    /// Where the tunnel of an enrolled pod probably ends.
+    #[must_use]
+    pub fn end(&self, address: IpAddr) -> Option<End> {
+        let (pod, _) = self.pod(key_of(address))?;
+        let ends = self.layout.section(SectionKind::Ends);
+        let compare = |index| Some(ends.record::<24>(self.bytes, index)?.u32(0).cmp(&pod));
+        let record = ends.record(self.bytes, search(0..ends.count, compare)?)?;
+        Some(end_of(record))
+    }
+
     /// Enrolled endpoint `n` of those to choose from, for `n` below [`Service::ready`].
     #[must_use]
     pub fn endpoint(&self, service: u32, n: u32) -> Option<Endpoint> {
@@ -184,6 +195,15 @@ impl Table<'_> {
     /// The addresses of nodes, in order.
     pub(super) fn nodes(&self) -> impl Iterator<Item = IpAddr> {
         self.records::<16>(SectionKind::Nodes).map(|record| address_of(record.address(0)))
+    }
+
+    /// Where the tunnels of pods probably end, in no order.
+    pub(super) fn ends(&self) -> impl Iterator<Item = (IpAddr, End)> {
+        let pods = self.layout.section(SectionKind::Pods);
+        self.records::<24>(SectionKind::Ends).filter_map(move |record| {
+            let pod: Record<'_, 24> = pods.record(self.bytes, record.u32(0))?;
+            Some((address_of(pod.address(0)), end_of(record)))
+        })
     }
 
     /// First and last addresses of what is known not to be enrolled.
@@ -302,6 +322,11 @@ impl Table<'_> {
         let found = candidates(self.bytes, self.layout.seed, self.layout.section(buckets), key);
         found.start..found.end.min(records.count)
     }
+}
+
+fn end_of(record: Record<'_, 24>) -> End {
+    let other = record.u16(6);
+    End { node: address_of(record.address(8)), port: record.u16(4), other: (other > 0).then_some(other) }
 }
 
 pub(super) fn service_key(address: u128, port: u16, protocol: u8) -> Key {

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-use nebula_cni_plugin::launch::LaunchSpec;
+use nebula_cni_plugin::launch::{LaunchSpec, port_at};
 use nebula_core::io::UdpSocket;
 
 use crate::config::Settings;
@@ -23,18 +23,16 @@ pub(crate) fn bind(
 }
 
 fn bind_in_range(spec: &LaunchSpec, settings: &Settings) -> Result<(Vec<UdpSocket>, u16), Error> {
-    let (first, last) = spec.port_range;
+    let range @ (first, last) = spec.port_range;
     let what = || format!("cannot bind a UDP port in {first}-{last} on {}", settings.listen.host);
     let refuse = |cause: &'static str| Error::set_up(what(), cause);
     let host: IpAddr = settings.listen.host.parse().map_err(|_| refuse("listen.host is not an IP address"))?;
     if first == 0 || last < first {
         return Err(refuse("the range is empty or begins with port 0"));
     }
-    let count = u64::from(last - first) + 1;
-    let start = spec.target.number();
-    for step in 0..count {
-        let offset = u16::try_from((start % count + step) % count).unwrap_or_default();
-        let address = SocketAddr::new(host, first + offset);
+    let number = spec.target.port_number();
+    for port in (0..).map_while(|step| port_at(number, step, range)) {
+        let address = SocketAddr::new(host, port);
         let bound = probe(address)
             .and_then(|()| UdpSocket::bind(address, settings.routines, &settings.listen.socket_options()));
         match bound {
@@ -84,6 +82,8 @@ mod tests {
         assert_eq!(start(&spec).1, port);
         let mut other = spec;
         other.target.container_id.push('2');
+        assert_eq!(start(&other).1, port, "another sandbox of the pod is where its peers expect the pod");
+        other.target.pod.uid.push('2');
         assert!(start(&other).1.abs_diff(port) > 1, "others begin elsewhere");
     }
 }

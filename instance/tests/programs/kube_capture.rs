@@ -12,12 +12,13 @@ pub(crate) mod town;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use self::town::{DNS, SOON, Town, pod};
-use crate::world::kube::NAMESPACE;
+use crate::world::kube::{NAMESPACE, text};
 use crate::world::pod_traffic::{self, Answer, Asker, OPEN, SECRET, Wiretaps, within};
 
 #[test]
@@ -93,6 +94,7 @@ fn every_name_and_address_of_a_pod_leads_through_the_tunnel_and_the_rest_of_the_
     }
     wires.assert_silent("in the end");
     println!("{}", town.costs());
+    a_firewall_between_the_nodes_is_named(&town);
 }
 
 /// Pods by address and by Service, those with a tunnel and those without, in the family of these Services.
@@ -247,6 +249,10 @@ fn traffic_goes_on_while_the_parts_of_the_control_plane_are_away_one_by_one_and_
         let replicas = town.scale(kind, name, 0);
         std::thread::sleep(away);
         check(&format!("{what} away"), from);
+        if kind == "statefulset" {
+            // Two who never met find each other by the cluster table.
+            a_new_pod_is_reached(&town, &client, "unheard");
+        }
         town.scale(kind, name, replicas);
         town.nodes.wait_for_rollout(NAMESPACE, &format!("{kind}/{name}"), Duration::from_secs(60));
         check(&format!("{what} back"), from);
@@ -280,15 +286,40 @@ fn traffic_goes_on_while_the_parts_of_the_control_plane_are_away_one_by_one_and_
     town.nodes.wait_for_parts(Instant::now() + Duration::from_secs(90));
     check("all of them back", from);
     // And news are followed again.
-    town.nodes.apply("late.json", &pod("shop", "late", "node2", "late").to_string());
-    town.nodes.wait_for_pod("shop", "late");
-    let late = town.pod_address("shop", "late");
-    let took = town.nodes.until("a new pod is reached", SOON, || {
-        within(&client, move || pod_traffic::ask(SocketAddr::new(late, 8080), SECRET)).is_ok()
-    });
-    println!("a new pod is reached {:.1} s after it runs", took.as_secs_f64());
+    a_new_pod_is_reached(&town, &client, "late");
     wires.assert_silent("in the end");
     wires.assert_not_deaf();
+}
+
+/// Makes a pod on the other node than the client's, and waits until that reaches it.
+fn a_new_pod_is_reached(town: &Town, client: &Path, name: &str) {
+    town.nodes.apply(&format!("{name}.json"), &pod("shop", name, "node2", name).to_string());
+    town.nodes.wait_for_pod("shop", name);
+    let target = SocketAddr::new(town.pod_address("shop", name), 8080);
+    let took = town
+        .nodes
+        .until("a new pod is reached", SOON, || within(client, move || pod_traffic::ask(target, SECRET)).is_ok());
+    println!("{name}, a new pod, is reached {:.1} s after it runs", took.as_secs_f64());
+}
+
+/// A firewall between the nodes that knows nothing of tunnels is named, and so is its end.
+fn a_firewall_between_the_nodes_is_named(town: &Town) {
+    let standing = || {
+        town.nodes.kubectl(&["get", "events", "-A", "--field-selector", "reason=NebulaNodesUnreachable", "-o", "json"])
+    };
+    let rule = "nft 'add table inet wall; add chain inet wall in { type filter hook prerouting priority -400; }; \
+                add rule inet wall in udp dport 61000-65535 drop'";
+    let made = town.nodes.on(2, &["sh", "-c", rule]);
+    assert!(made.status.success(), "{}", text(&made));
+    let took = town.nodes.until("agents name the node", Duration::from_secs(120), || standing().contains("192.0.2.11"));
+    println!("a firewall between the nodes is named after {:.0} s", took.as_secs_f64());
+    assert!(town.nodes.on(2, &["nft", "delete table inet wall"]).status.success());
+    let answers = || {
+        let said = text(&town.nodes.on(1, &["curl", "-s", "http://127.0.0.1:9476/metrics"]));
+        said.lines()
+            .any(|line| line.starts_with("nebula_cni_agent_condition{condition=\"nodes\"") && line.ends_with(" 1"))
+    };
+    town.nodes.until("the way is good again", Duration::from_secs(60), answers);
 }
 
 #[test]

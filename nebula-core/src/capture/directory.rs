@@ -1,7 +1,7 @@
 //! What the cluster says about a destination: the seam between the forwarding plane and the cluster table.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use super::rendezvous::{clear_tags, rendezvous, tag};
@@ -95,4 +95,10 @@ pub trait Directory: fmt::Debug + Send + Sync {
     fn serves(&self, service: &Service, endpoint: &Endpoint) -> bool;
     /// Incarnation of the enrolled pod with this address; `None` if there is none.
     fn incarnation(&self, address: IpAddr) -> Option<u64>;
+    /// Where the peer with this overlay address probably is, best first. It is tried after everything that lighthouses and the
+    /// configuration say; the peer's certificate proves whether it is there.
+    fn likely_endpoints(&self, peer: IpAddr) -> Vec<SocketAddr> {
+        let _ = peer;
+        Vec::new()
+    }
 }

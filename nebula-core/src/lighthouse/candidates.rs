@@ -106,6 +106,11 @@ impl Candidates {
         }
     }
 
+    /// Whether another host answered there.
+    pub(crate) fn is_refused(&self, endpoint: SocketAddr) -> bool {
+        self.refused.contains(&endpoint)
+    }
+
     /// All endpoints that anybody named, usable or not.
     pub(crate) fn named(&self) -> impl Iterator<Item = SocketAddr> {
         self.learnt.iter().chain(self.reported.values().flatten()).copied()

@@ -62,6 +62,11 @@ impl Client {
         }
     }
 
+    /// Whether another host answered there in place of the peer.
+    pub(crate) fn is_refused(&self, peer: IpAddr, endpoint: SocketAddr) -> bool {
+        self.peers.get(&peer).is_some_and(|known| known.is_refused(endpoint))
+    }
+
     /// Number of peers about which something is known.
     pub(crate) fn len(&self) -> usize {
         self.peers.len()

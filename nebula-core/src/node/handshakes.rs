@@ -122,9 +122,11 @@ impl Node {
     fn attempt(&mut self, peer: IpAddr) {
         let only = self.pending.get_mut(peer).and_then(|pending| pending.only);
         let endpoints = only.map_or_else(|| self.config.endpoints_of(peer, &self.lighthouse), |only| vec![only]);
-        let message = if endpoints.is_empty() { None } else { self.first_message(peer) };
+        let likely = if only.is_none() { self.likely_endpoints(peer, &endpoints) } else { Vec::new() };
+        let message = if endpoints.is_empty() && likely.is_empty() { None } else { self.first_message(peer) };
         let Some(pending) = self.pending.get_mut(peer) else { return };
-        let targets = pending.next_targets(&endpoints);
+        let mut targets = pending.next_targets(&endpoints);
+        targets.extend(likely);
         for message in message.iter() {
             targets.iter().for_each(|endpoint| self.outbox.datagram(*endpoint, message.clone()));
         }
@@ -146,6 +148,22 @@ impl Node {
             let (local_index, attempt, endpoints) = (*pending.local_index, pending.attempts, pending.tried.clone());
             self.outbox.event(Event::HandshakeSent { peer, local_index, endpoints, attempt, is_repeat });
         }
+    }
+
+    /// Where the directory expects the peer, apart from `endpoints`: from the second attempt on where nobody else names an endpoint, and
+    /// where those do not answer. A lighthouse that is there answers before.
+    fn likely_endpoints(&mut self, peer: IpAddr, endpoints: &[SocketAddr]) -> Vec<SocketAddr> {
+        let Some(directory) = &self.config.capture else { return Vec::new() };
+        let from = if endpoints.is_empty() { 1 } else { LIKELY_FROM_ATTEMPT };
+        if self.config.keeps_to_relays(&[peer]) || self.pending.get_mut(peer).is_none_or(|it| it.attempts < from) {
+            return Vec::new();
+        }
+        let mut likely = directory.likely_endpoints(peer);
+        likely.truncate(MAX_LIKELY);
+        let (peers, lighthouse) = ([peer], &self.lighthouse);
+        let rules = self.config.endpoint_rules(&peers);
+        likely.retain(|at| rules.believable(*at) && !endpoints.contains(at) && !lighthouse.is_refused(peer, *at));
+        likely
     }
 
     /// Message 1 of the handshake with `peer`, created on first use.
@@ -444,3 +462,7 @@ const REQUERY_AT_ATTEMPT: u32 = 5;
 const ATTEMPTS_AT_ONE_PLACE: u32 = 2;
 /// Twice the number of attempts made while a peer is expected back: answers of lighthouses trigger some more.
 const MAX_ATTEMPTS_UNTIL_RETURN: u32 = 128;
+/// The attempt from which on the directory's endpoints are tried beside others that do not answer.
+const LIKELY_FROM_ATTEMPT: u32 = 3;
+/// More of them are not tried.
+const MAX_LIKELY: usize = 2;

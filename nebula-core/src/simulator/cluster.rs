@@ -1,7 +1,7 @@
 //! A directory of a cluster in plain maps, to be edited by tests.
 
 use std::collections::{HashMap, HashSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use crate::capture::{Directory, Endpoint, Found, Service, Target};
@@ -15,6 +15,7 @@ pub struct Cluster {
     by_target: HashMap<Target, u32>,
     service_addresses: HashSet<IpAddr>,
     services: Vec<Entry>,
+    likely: HashMap<IpAddr, Vec<SocketAddr>>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -33,6 +34,12 @@ impl Cluster {
         self.version += 1;
         self.clear.remove(&address);
         self.pods.insert(address, incarnation);
+    }
+
+    /// The peer with this overlay address is probably at these endpoints.
+    pub fn likely(&mut self, address: IpAddr, endpoints: &[SocketAddr]) {
+        self.version += 1;
+        self.likely.insert(address, endpoints.to_vec());
     }
 
     /// The pod is gone.
@@ -131,5 +138,9 @@ impl Directory for Cluster {
 
     fn incarnation(&self, address: IpAddr) -> Option<u64> {
         self.pods.get(&address).copied()
+    }
+
+    fn likely_endpoints(&self, peer: IpAddr) -> Vec<SocketAddr> {
+        self.likely.get(&peer).cloned().unwrap_or_default()
     }
 }

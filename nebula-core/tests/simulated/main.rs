@@ -32,6 +32,7 @@ mod inquiries;
 mod kept_tunnels;
 mod large_certificates;
 mod lighthouse;
+mod likely_endpoints;
 mod lossy_link;
 mod names;
 mod nat;

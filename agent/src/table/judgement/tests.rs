@@ -21,7 +21,8 @@ fn both(list: &[&str]) -> [Option<IpAddr>; 2] {
 
 fn node(reported: &[&str], ranges: &[&str], created: i64) -> NodeFacts {
     let ranges = ranges.iter().map(|text| text.parse().unwrap()).collect();
-    NodeFacts { reported: reported.iter().map(|text| ip(text)).collect(), ranges, created }
+    let reported: BTreeSet<IpAddr> = reported.iter().map(|text| ip(text)).collect();
+    NodeFacts { internal: reported.first().copied(), reported, ranges, created }
 }
 
 fn shown(node: &str, addresses: &[&str]) -> Shown {
@@ -40,6 +41,7 @@ impl Case {
             exclude: Vec::new(),
             load_balancers: Vec::new(),
             node_ranges: true,
+            ports: Some((61_000, 61_099)),
         };
         let mut facts = Facts::default();
         facts.settings = settings;
@@ -60,7 +62,8 @@ impl Case {
     }
 
     fn member(mut self, id: u128, addresses: &[&str]) -> Self {
-        let member = Member { addresses: both(addresses), incarnation: id as u64, is_host: id >= 1_000 };
+        let member =
+            Member { addresses: both(addresses), incarnation: id as u64, port_number: id as u32, is_host: id >= 1_000 };
         self.facts.members.insert(id, member);
         self
     }
@@ -240,4 +243,37 @@ fn a_static_pod_is_known_by_the_uid_that_its_runtime_has_for_it() {
     let other =
         Case::new().pod(1, Shown { addresses: both(&["10.244.1.9"]), ..mirror }).pod(7, shown("n1", &["10.244.1.7"]));
     other.member(7, &["10.244.1.7"]).is(&["10.244.1.7"], &[]);
+}
+
+#[test]
+fn a_tunnel_is_expected_at_the_address_of_the_node_that_has_the_pod() {
+    let both_families = ["10.244.2.7", "fd00:244:0:2::7"];
+    let mut case = Case::new()
+        .pod(7, shown("n2", &both_families))
+        .member(7, &both_families)
+        // Those that are not confirmed, hosts, and pods that are the node itself are not at a port of a node.
+        .member(8, &["10.244.2.8"])
+        .member(1_009, &["10.250.0.9"])
+        .pod(10, Shown { is_host_network: true, ..shown("n2", &["192.0.2.2"]) })
+        .member(10, &["10.250.0.10"]);
+    let ends = |case: &Case| case.facts.judge("n1").ends;
+    let end = End { node: ip("192.0.2.2"), port: 61_007, other: Some(61_008) };
+    assert_eq!(ends(&case), both_families.map(|address| (ip(address), end)));
+
+    assert_eq!(case.facts.judge("n1").ports_elsewhere(), [(ip("192.0.2.2"), BTreeSet::from([61_007]))].into());
+    assert_eq!(case.facts.judge("n2").ports_elsewhere(), [].into());
+    let (bytes, _) = case.facts.table(&case.facts.judge("n1"), "n1", 7);
+    let layout = nebula_cni_plugin::cluster_table::Layout::read(&bytes).unwrap();
+    let table = layout.table(&bytes);
+    assert_eq!(both_families.map(|address| table.end(ip(address))), [Some(end); 2]);
+    assert_eq!(table.end(ip("10.250.0.9")), None);
+
+    // A kubelet that claims the address of another node's pod for its own node leads nobody there.
+    case.facts.nodes.get_mut("n2").unwrap().internal = Some(ip("10.244.1.5"));
+    assert_eq!(ends(&case), []);
+    case.facts.nodes.get_mut("n2").unwrap().internal = None;
+    assert_eq!(ends(&case), []);
+    case.facts.settings.ports = None;
+    case.facts.nodes.get_mut("n2").unwrap().internal = Some(ip("192.0.2.2"));
+    assert_eq!(ends(&case), [], "the sockets are in the pods' own namespaces");
 }

@@ -30,7 +30,7 @@ fn large() -> Facts {
 /// A pod with a certificate.
 fn enrol(facts: &mut Facts, number: u32, node: &Arc<str>) {
     let addresses = [Some(address(number)), None];
-    let member = Member { addresses, incarnation: u64::from(number) + 1, is_host: false };
+    let member = Member { addresses, incarnation: u64::from(number) + 1, port_number: number, is_host: false };
     facts.members.insert(number.into(), member);
     let (is_left_out, is_host_network, mirrors) = (false, false, None);
     let shown = Shown { addresses, node: Arc::clone(node), is_left_out, counts: true, is_host_network, mirrors };

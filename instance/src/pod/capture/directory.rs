@@ -4,7 +4,7 @@
 //! There is no policy that lets out what nothing is known about. Such an address may be that of an enrolled pod that the
 //! agent has not heard of yet, so the rules on the node drop what is sent there in clear anyway.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
@@ -105,6 +105,13 @@ impl Directory for ClusterDirectory {
     fn serves(&self, service: &Service, endpoint: &Endpoint) -> bool {
         self.incarnation(endpoint.address) == Some(endpoint.incarnation)
             && self.contents().is_some_and(|table| table.serves(service.id, endpoint.address, endpoint.port))
+    }
+
+    fn likely_endpoints(&self, peer: IpAddr) -> Vec<SocketAddr> {
+        let Some(cluster_table::End { node, port, other }) = self.contents().and_then(|table| table.end(peer)) else {
+            return Vec::new();
+        };
+        [Some(port), other].into_iter().flatten().map(|port| SocketAddr::new(node, port)).collect()
     }
 
     fn incarnation(&self, address: IpAddr) -> Option<u64> {

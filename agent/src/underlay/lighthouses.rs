@@ -1,20 +1,13 @@
 //! Whether datagrams of this node reach the lighthouses. Without any of them, new pods of the node are ready and reach nobody
 //! whom they do not know, and no instance can tell whether that is the network or the peer.
-//!
-//! A lighthouse answers a datagram of a tunnel that it does not know with a receive error, whoever sends it. So the test needs no
-//! certificate, and its answer is shorter than the question.
 
-use std::hash::{BuildHasher as _, RandomState};
-use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
-use std::time::Duration;
 
-use tokio::net::UdpSocket;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
 
+use super::probe::ask;
+use super::{MAX_ENDPOINTS, RETRY, SILENT_ROUNDS, TEST_EVERY};
 use crate::ca::Target;
 use crate::config::TLS_CA_FILE;
 use crate::readiness::{Part, Standing};
@@ -84,7 +77,7 @@ async fn test_all(endpoints: &[String]) -> Vec<(String, Result<(), String>)> {
     let mut tests = JoinSet::new();
     for (place, endpoint) in endpoints.iter().cloned().enumerate() {
         tests.spawn(async move {
-            let answer = test(&endpoint).await.map_err(|error| error.to_string());
+            let answer = ask(&endpoint).await.map_err(|error| error.to_string());
             (place, (endpoint, answer))
         });
     }
@@ -93,76 +86,19 @@ async fn test_all(endpoints: &[String]) -> Vec<(String, Result<(), String>)> {
     round.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
-/// Sends a datagram of a tunnel that nobody has, until it is answered or was lost several times.
-async fn test(endpoint: &str) -> io::Result<()> {
-    let address = timeout(PATIENCE, tokio::net::lookup_host(endpoint)).await??.next();
-    let address = address.ok_or_else(|| io::Error::other("the name has no address"))?;
-    let any = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    let socket = UdpSocket::bind(SocketAddr::new(any, 0)).await?;
-    socket.connect(address).await?;
-    // Nobody else knows it, so nobody else can answer.
-    let index = (RandomState::new().hash_one(address) as u32).to_be_bytes();
-    let (question, expected) = (datagram(DATA, index, BODY), datagram(RECEIVE_ERROR, index, 0));
-    for _ in 0..ATTEMPTS {
-        socket.send(&question).await?;
-        let mut answer = [0; HEADER + 1];
-        // Nothing, or something else.
-        let Ok(length) = timeout(PATIENCE, socket.recv(&mut answer)).await else { continue };
-        if answer.get(..length?) == Some(&expected[..]) {
-            return Ok(());
-        }
-    }
-    Err(io::Error::other("no answer"))
-}
-
-/// A header of Nebula, and some zeros.
-fn datagram(kind: u8, [a, b, c, d]: [u8; 4], body: usize) -> Vec<u8> {
-    let mut bytes = vec![VERSION << 4 | kind, 0, 0, 0, a, b, c, d];
-    bytes.resize(HEADER + body, 0);
-    bytes
-}
-
 const WAITS: &str = "waits for the CA, which names the lighthouses";
-const VERSION: u8 = 1;
-const DATA: u8 = 1;
-const RECEIVE_ERROR: u8 = 2;
-const HEADER: usize = 16;
-/// As long as the shortest datagram of a tunnel.
-const BODY: usize = 16;
-const ATTEMPTS: u32 = 3;
-const PATIENCE: Duration = Duration::from_secs(1);
-const TEST_EVERY: Duration = Duration::from_secs(30);
-const RETRY: Duration = Duration::from_secs(10);
-/// Rounds without any answer before the operator is told.
-const SILENT_ROUNDS: u32 = 2;
-/// More are not tested: the CA may announce any number.
-const MAX_ENDPOINTS: usize = 16;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use tokio::net::UdpSocket;
 
-    /// Answers as a lighthouse does, with `change` made to the answer.
-    async fn lighthouse(change: fn(&mut Vec<u8>)) -> String {
-        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        let at = socket.local_addr().unwrap().to_string();
-        tokio::spawn(async move {
-            let mut question = [0; 64];
-            while let Ok((length, from)) = socket.recv_from(&mut question).await {
-                assert_eq!((length, question[0]), (32, 0x11));
-                let index = *question[4..].first_chunk().unwrap();
-                let mut answer = datagram(RECEIVE_ERROR, index, 0);
-                change(&mut answer);
-                let _ = socket.send_to(&answer, from).await;
-            }
-        });
-        at
-    }
+    use super::super::probe::tests::host;
+    use super::*;
 
     #[tokio::test]
     async fn one_lighthouse_that_answers_is_enough_and_the_others_are_named() {
-        let good = lighthouse(|_| {}).await;
-        let strange = lighthouse(|answer| answer[4] ^= 1).await;
+        let good = host(|_| {}).await;
+        let strange = host(|answer| answer[4] ^= 1).await;
         let gone = UdpSocket::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
         let round = test_all(&[good, strange.clone(), gone.clone(), "no port".to_owned()]).await;
         assert_eq!(round.iter().map(|(_, answer)| answer.is_ok()).collect::<Vec<_>>(), [true, false, false, false]);
