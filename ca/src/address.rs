@@ -170,8 +170,9 @@ impl Subject {
                 let is_same = |one: &IpAddr| one == address || Some(*one) == *other_address;
                 match mode {
                     AddressMode::Pool => false,
-                    AddressMode::Derive => earlier == address,
-                    AddressMode::Same => is_same(earlier) || earlier_other.as_ref().is_some_and(is_same),
+                    AddressMode::Derive | AddressMode::Same => {
+                        is_same(earlier) || earlier_other.as_ref().is_some_and(is_same)
+                    }
                 }
             }
             _ => false,
@@ -332,6 +333,22 @@ mod tests {
         assert!(!new.has_address_of(&old.subject, AddressMode::Pool));
         assert!(!old.yields_to(&new, 10), "not before it is shown that the old one is gone");
         assert!(old.yields_to(&new, 1_001));
+    }
+
+    #[test]
+    fn a_reused_pod_address_of_either_family_counts() {
+        let both = |uid: &str, address: &str, other: &str| match pod(uid, address) {
+            Subject::Pod { namespace, name, uid, address, node, service_account, .. } => {
+                let other_address = Some(other.parse().unwrap());
+                Subject::Pod { namespace, name, uid, address, other_address, node, service_account }
+            }
+            _ => unreachable!(),
+        };
+        let old = both("one", "10.244.0.5", "fd00:244::5");
+        for mode in [AddressMode::Derive, AddressMode::Same] {
+            assert!(both("two", "10.244.0.6", "fd00:244::5").has_address_of(&old, mode), "{mode:?}");
+            assert!(!both("two", "10.244.0.6", "fd00:244::6").has_address_of(&old, mode), "{mode:?}");
+        }
     }
 
     #[test]

@@ -503,7 +503,7 @@ impl Issuer {
         now: UnixTime,
     ) -> Result<Vec<ipnet::IpNet>, Refusal> {
         match policy.address {
-            AddressMode::Derive => policy.derive(addresses.first),
+            AddressMode::Derive => policy.derive(addresses),
             AddressMode::Same => policy.same(addresses),
             AddressMode::Pool => {
                 let pool = Pool { prefixes: &policy.overlay, reserved: &policy.reserved };

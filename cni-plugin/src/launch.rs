@@ -90,6 +90,9 @@ pub struct Target {
     pub pod: Pod,
     /// The pod's primary address from prevResult.
     pub pod_address: IpAddr,
+    /// The pod's address of the other family from prevResult, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other_address: Option<IpAddr>,
     /// Name of the tun device in the pod.
     pub device: String,
 }

@@ -13,7 +13,7 @@ use nebula_cert::{Certificate, Version, issuance::Lighthouses};
 pub(crate) use self::lighthouse::LighthousePolicy;
 use self::{file::PolicyFile, template::Template};
 use crate::{
-    address::{self, AddressMode},
+    address::{self, AddressMode, DeriveError},
     pod::{KubernetesPolicy, PodAddresses, PodFacts},
     refusal::Refusal,
 };
@@ -280,26 +280,39 @@ impl PodPolicy {
         }
     }
 
-    /// The overlay networks of a pod in mode `derive`.
+    /// The overlay networks of a pod in mode `derive`: in each overlay the image of its address of that family, or of its IPv4 address
+    /// in an IPv6 overlay. Of several overlays, those in which neither address has an image are left out.
     ///
     /// # Errors
-    /// Returns an error if the address has no image, or a reserved one.
-    pub fn derive(&self, address: IpAddr) -> Result<Vec<IpNet>, Refusal> {
+    /// Returns an error if no address has an image, or one that is reserved.
+    pub fn derive(&self, PodAddresses { first, other }: PodAddresses) -> Result<Vec<IpNet>, Refusal> {
         let derive = |overlay: &IpNet| {
+            let fits = |address: &IpAddr| address.is_ipv4() == overlay.addr().is_ipv4();
+            let address = other.filter(fits).unwrap_or(first);
             let image =
                 address::derive(address, *overlay).map_err(|reason| Refusal::NoOverlayAddress { address, reason })?;
             if self.is_reserved(image.addr()) { Err(Refusal::ReservedAddress(image.addr())) } else { Ok(image) }
         };
-        self.overlay.iter().map(derive).collect()
+        let has_no_image = |derived: &Result<IpNet, Refusal>| {
+            matches!(derived, Err(Refusal::NoOverlayAddress { reason: DeriveError::Family(_), .. }))
+        };
+        let (without, with): (Vec<_>, Vec<_>) = self.overlay.iter().map(derive).partition(has_no_image);
+        let counts = if with.is_empty() { without } else { with };
+        counts.into_iter().collect()
     }
 
-    /// The pod's address of the other family, if its certificate gets that, too: in mode `same`, with an overlay of that
-    /// family.
+    /// The pod's address of the other family, if its certificate gets that or its image, too: in the modes `same` and `derive`,
+    /// with an overlay of that family.
     ///
     /// # Errors
     /// Returns an error if no pod network contains the address.
     pub(crate) fn other_address(&self, pod: &PodFacts) -> Result<Option<IpAddr>, Refusal> {
-        let counts = |other: &IpAddr| self.address == AddressMode::Same && self.has_family(*other);
+        let counts = |other: &IpAddr| match self.address {
+            AddressMode::Pool => false,
+            AddressMode::Same => self.has_family(*other),
+            // The image of the first address will do.
+            AddressMode::Derive => self.has_family(*other) && self.check_pod_address(*other).is_ok(),
+        };
         let other = pod.confirmed_other_address().filter(counts);
         other.map_or(Ok(()), |other| self.check_pod_address(other)).map(|()| other)
     }

@@ -44,7 +44,7 @@ fn defaults_name_a_pod_by_namespace_and_name() {
     assert_eq!(pods.name(&pod()).unwrap(), "web-0.shop.pod");
     assert_eq!(pods.groups(&pod()), ["ns:shop"]);
     assert_eq!((pods.life, pods.address), (86_400, AddressMode::Derive));
-    assert_eq!(pods.derive(pod().address).unwrap(), ["10.42.0.5/16".parse().unwrap()]);
+    assert_eq!(pods.derive(only(pod().address)).unwrap(), ["10.42.0.5/16".parse().unwrap()]);
 }
 
 #[test]
@@ -142,9 +142,9 @@ fn addresses_outside_known_pod_networks_are_refused() {
 #[test]
 fn reserved_overlay_addresses_are_not_given_to_pods() {
     let pods = pods(r#"{"overlay": ["10.42.0.0/16"], "reserved": ["10.42.0.1", "10.42.255.0/24"]}"#).unwrap();
-    assert!(matches!(pods.derive("10.244.0.1".parse().unwrap()), Err(Refusal::ReservedAddress(_))));
-    assert!(matches!(pods.derive("10.244.255.9".parse().unwrap()), Err(Refusal::ReservedAddress(_))));
-    assert!(pods.derive("10.244.0.2".parse().unwrap()).is_ok());
+    assert!(matches!(pods.derive(only("10.244.0.1".parse().unwrap())), Err(Refusal::ReservedAddress(_))));
+    assert!(matches!(pods.derive(only("10.244.255.9".parse().unwrap())), Err(Refusal::ReservedAddress(_))));
+    assert!(pods.derive(only("10.244.0.2".parse().unwrap())).is_ok());
 }
 
 #[test]
@@ -227,6 +227,41 @@ fn mode_same_keeps_the_address_and_wants_it_inside_the_overlay() {
     assert!(matches!(same("10.244.255.255"), Err(Refusal::NoOverlayAddress { .. })));
     let outside = r#"{"address": "same", "overlay": ["10.42.0.0/16"], "pod_networks": ["10.244.0.0/16"]}"#;
     assert!(refused(outside).contains("in no overlay prefix"));
+}
+
+fn only(first: IpAddr) -> PodAddresses {
+    PodAddresses { first, other: None }
+}
+
+#[test]
+fn mode_derive_takes_in_each_overlay_the_address_that_fits() {
+    let derive = |overlay: &str, first: &str, other: Option<&str>| {
+        let pods = pods(&format!(r#"{{"overlay": [{overlay}]}}"#)).unwrap();
+        let addresses =
+            PodAddresses { first: first.parse().unwrap(), other: other.map(|other| other.parse().unwrap()) };
+        let networks = pods.derive(addresses).map_err(|refusal| refusal.code())?;
+        Ok::<_, &str>(networks.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "))
+    };
+    let both = r#""10.42.0.0/16", "fd42::/64""#;
+    assert_eq!(derive(both, "10.244.0.5", Some("fd00:244::7")).unwrap(), "10.42.0.5/16 fd42::7/64");
+    assert_eq!(derive(both, "fd00:244::7", Some("10.244.0.5")).unwrap(), "10.42.0.5/16 fd42::7/64");
+    assert_eq!(derive(both, "10.244.0.5", None).unwrap(), "10.42.0.5/16 fd42::af4:5/64");
+    assert_eq!(derive(both, "fd00:244::7", None).unwrap(), "fd42::7/64", "a pod with IPv6 alone starts");
+    assert_eq!(derive(r#""10.42.0.0/16""#, "fd00:244::7", Some("10.244.0.5")).unwrap(), "10.42.0.5/16");
+    assert_eq!(derive(r#""10.42.0.0/16""#, "fd00:244::7", None), Err("no_overlay_address"));
+}
+
+#[test]
+fn the_other_address_counts_where_the_policy_has_a_place_for_it() {
+    let other = |json: &str| {
+        let other_address = Some("fd00:244::7".parse().unwrap());
+        pods(json).unwrap().other_address(&PodFacts { other_address, ..pod() }).map_err(|refusal| refusal.code())
+    };
+    let seven = Ok("fd00:244::7".parse().ok());
+    assert_eq!(other(r#"{"overlay": ["10.42.0.0/16", "fd42::/64"]}"#), seven);
+    assert_eq!(other(r#"{"overlay": ["10.42.0.0/16"]}"#), Ok(None));
+    assert_eq!(other(r#"{"overlay": ["10.42.0.0/16", "fd42::/64"], "pod_networks": ["10.244.0.0/16"]}"#), Ok(None));
+    assert_eq!(other(r#"{"overlay": ["10.42.0.0/16", "fd42::/64"], "address": "pool"}"#), Ok(None));
 }
 
 #[test]

@@ -451,6 +451,7 @@ mod tests {
                 netns_id: (4, 9),
                 pod: Pod { namespace: "a".into(), name: "b".into(), uid: "c".into() },
                 pod_address: "10.0.0.1".parse().unwrap(),
+                other_address: None,
                 device: "nebula0".into(),
             },
             supervisor: Kind::Systemd,

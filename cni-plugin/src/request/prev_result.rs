@@ -96,6 +96,17 @@ impl PrevResult {
             .details("nebula-cni-plugin must be chained after the plugin that gives the pod its interface and address"))
     }
 
+    /// The first address of the container's interface `ifname` that is of the other family than `first`, and no link-local one.
+    #[must_use]
+    pub fn other_address(&self, ifname: &str, first: IpAddr) -> Option<IpAddr> {
+        let is_link_local = |address: &IpAddr| match address {
+            IpAddr::V4(address) => address.is_link_local(),
+            IpAddr::V6(address) => address.is_unicast_link_local(),
+        };
+        let mut others = self.addresses(ifname).into_iter().filter(|other| other.is_ipv4() != first.is_ipv4());
+        others.find(|other| !is_link_local(other) && !other.is_unspecified())
+    }
+
     /// All addresses of the container's interface `ifname` that can be parsed.
     #[must_use]
     pub fn addresses(&self, ifname: &str) -> Vec<IpAddr> {
@@ -239,6 +250,10 @@ mod tests {
         assert_eq!(prev.pod_address("net1").unwrap(), "10.0.0.2".parse::<IpAddr>().unwrap());
         assert_eq!(prev.pod_address("eth9").unwrap_err().code, 7);
         assert_eq!(prev.addresses("eth0"), ["fd00::3", "10.0.0.4"].map(|text| text.parse::<IpAddr>().unwrap()));
+        let other = |first: &str| prev.other_address("eth0", first.parse().unwrap());
+        assert_eq!((other("fd00::3"), other("10.0.0.4")), ("10.0.0.4".parse().ok(), "fd00::3".parse().ok()));
+        let link_local = parse(r#"{"ips":[{"address":"10.4.0.7/24"},{"address":"fe80::7/64"}]}"#);
+        assert_eq!(link_local.other_address("eth0", "10.4.0.7".parse().unwrap()), None);
         assert!(prev.has_container_interface("net1") && !prev.has_container_interface("nebula0"));
     }
 

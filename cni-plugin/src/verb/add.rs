@@ -156,6 +156,7 @@ struct Attachment<'a> {
     netns: Netns,
     pod: Pod,
     pod_address: IpAddr,
+    other_address: Option<IpAddr>,
     instance: PathBuf,
     device: &'a str,
     /// What the pod may reach besides the overlay, and the rules on its link that enforce it.
@@ -173,6 +174,7 @@ impl<'a> Attachment<'a> {
         host: &Host<'_>,
     ) -> Result<Self, Error> {
         let pod_address = prev_result.pod_address(&request.key.ifname)?;
+        let other_address = prev_result.other_address(&request.key.ifname, pod_address);
         let device = settings.device.as_str();
         if device == request.key.ifname || prev_result.has_container_interface(device) {
             let msg = format!("device {device:?} is the name of an interface the pod already has");
@@ -181,8 +183,18 @@ impl<'a> Attachment<'a> {
         let instance = settings.instance_binary(host.plugin_dir.as_deref())?;
         let netns = open_netns(request, host)?;
         let files = Files::new(&settings.state_dir, &request.key);
-        let mut attachment =
-            Self { request, files, netns, pod, pod_address, instance, device, isolated: None, captured: None };
+        let mut attachment = Self {
+            request,
+            files,
+            netns,
+            pod,
+            pod_address,
+            other_address,
+            instance,
+            device,
+            isolated: None,
+            captured: None,
+        };
         if let Some(isolation) = &settings.isolate {
             let allowed = isolation.of_pod(pod_address, &request.config, prev_result);
             let guard = attachment.guard(settings, &allowed, prev_result, host)?;
@@ -449,6 +461,7 @@ impl<'a> Attachment<'a> {
             netns_id: self.netns.id,
             pod: self.pod.clone(),
             pod_address: self.pod_address,
+            other_address: self.other_address,
             device: self.device.to_owned(),
         }
     }

@@ -197,6 +197,23 @@ impl OverlayLink {
         Ok(())
     }
 
+    /// Removes the routes to these networks, in the namespace of the calling thread.
+    ///
+    /// # Errors
+    /// Returns the error of the first step that fails.
+    pub fn withdraw_here(&self, networks: &[IpNet]) -> Result<(), Error> {
+        if networks.is_empty() {
+            return Ok(());
+        }
+        let mut kernel = Kernel::connect().map_err(Error::Socket)?;
+        let index = interface_index(&self.device)?;
+        networks.iter().try_for_each(|network| {
+            let route = LinkRoute { network: *network, mtu: None, metric: 0, source: None, table: MAIN_TABLE };
+            let what = || format!("remove the route to {network}");
+            kernel.remove_route(index, &route).map_err(|source| self.refused(what(), source))
+        })
+    }
+
     /// Puts back what is missing of a link that looked like this, in the namespace of the calling thread. Returns what
     /// that was, each with the kernel's refusal if it could not be put back; `None`: there is no such link.
     ///

@@ -36,10 +36,18 @@ pub(crate) struct DataPath {
     port: u16,
     /// The node's address, to which a renumbered pod answers from its overlay address.
     node_address: Option<IpAddr>,
+    /// Networks that are routed to the device from the start; none in a captured pod.
+    overlay: Vec<IpNet>,
     captured: Option<Captured>,
     state: State,
     /// `None` once it has been removed.
     device: Option<PodDevice>,
+}
+
+/// Networks of the overlay in whose family there is no own address.
+fn without_address(overlay: &[IpNet], own: &[IpNet]) -> Vec<IpNet> {
+    let has_family = |network: &IpNet| own.iter().any(|own| own.addr().is_ipv4() == network.addr().is_ipv4());
+    overlay.iter().copied().filter(|network| !has_family(network)).collect()
 }
 
 /// Where the two ends of a data path are.
@@ -107,7 +115,8 @@ impl DataPath {
         let (sockets, port) = underlay;
         let node_address = spec.node_address.filter(|_| spec.renumber);
         let state = State::Unopened { tun, sockets };
-        Ok(Self { place, port, node_address, captured, state, device: Some(device) })
+        let overlay = if captured.is_some() { Vec::new() } else { spec.overlay.clone() };
+        Ok(Self { place, port, node_address, overlay, captured, state, device: Some(device) })
     }
 
     /// The networks of the certificate that the path was opened with.
@@ -142,11 +151,17 @@ impl DataPath {
         // Of a captured pod the address stays on its primary interface, and the networks are reached there, too.
         let on_device = if self.captured.is_some() { Vec::new() } else { networks.clone() };
         let mut link = OverlayLink::new(&self.place.device, &settings.tun, on_device.clone());
+        let bare = without_address(&self.overlay, &networks);
+        for network in &bare {
+            tracing::warn!(%network, "the pod has no address in this overlay network, which it cannot reach");
+        }
         link.routes.extend(self.captured.iter().flat_map(|captured| captured.routes.iter().cloned()));
         let node = self.node_address;
         let configured = hand.run("overlay-link", {
             move || {
                 link::guard_here(&on_device).and_then(|()| link.configure_here())?;
+                // Without an address there the kernel would send packets with one that no peer accepts.
+                link.withdraw_here(&bare)?;
                 answer_the_node(node, &on_device);
                 Ok(())
             }

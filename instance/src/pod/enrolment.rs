@@ -161,10 +161,10 @@ impl Enrolment {
     }
 }
 
-/// The pod's address of the other family, if its traffic is captured: the certificate must be for both, then.
+/// The pod's address of the other family.
 fn other_address(spec: &LaunchSpec) -> Option<IpAddr> {
-    let sources = &spec.capture.as_ref()?.sources;
-    sources.iter().copied().find(|source| source.is_ipv4() != spec.target.pod_address.is_ipv4())
+    let Some(capture) = &spec.capture else { return spec.target.other_address };
+    capture.sources.iter().copied().find(|source| source.is_ipv4() != spec.target.pod_address.is_ipv4())
 }
 
 // As many as can wait at once (`MAX_CONNECTIONS` of the hand-off).

@@ -68,6 +68,36 @@ fn two_pods_on_one_node_talk_over_the_overlay() {
 
 #[test]
 #[ignore = "needs root, network namespaces and a release build"]
+fn a_dual_stack_pod_has_an_address_in_each_overlay_whichever_address_comes_first() {
+    let mut cluster = Cluster::new();
+    cluster.set_policy(&[("overlay", serde_json::json!(["10.42.0.0/16", "fd42::/64"]))]);
+    let mut node = cluster.node("n1", "1.0.0");
+    node.conf["plugins"][1]["overlay"] = serde_json::json!(["10.42.0.0/16", "fd42::/64"]);
+    let v4 = serde_json::json!([{ "subnet": "10.244.1.0/24" }]);
+    let v6 = serde_json::json!([{ "subnet": "fd00:244:0:1::/64" }]);
+    for (pod, ranges) in [("a", [&v4, &v6]), ("b", [&v6, &v4])] {
+        node.conf["plugins"][0]["ipam"]["ranges"] = serde_json::json!(ranges);
+        node.add_pods(&mut cluster.world, &[pod]);
+    }
+    assert_eq!(node.status("a")["overlay"], serde_json::json!(["10.42.1.2/16", "fd42::2/64"]));
+    assert_eq!(node.status("b")["overlay"], serde_json::json!(["10.42.1.3/16", "fd42::3/64"]));
+    for (from, to) in [("a", "10.42.1.3"), ("a", "fd42::3"), ("b", "10.42.1.2"), ("b", "fd42::2")] {
+        cluster.world.ping(from, to, SOON);
+    }
+    // A pod without an IPv4 address starts, and its way to the overlay of that family is closed, not open.
+    node.conf["plugins"][0]["ipam"]["ranges"] = serde_json::json!([v6]);
+    node.add_pods(&mut cluster.world, &["c"]);
+    assert_eq!(node.status("c")["overlay"], serde_json::json!(["fd42::4/64"]));
+    cluster.world.ping("c", "fd42::2", SOON);
+    let routes = String::from_utf8_lossy(&cluster.world.exec("c", &["ip", "route"]).stdout).into_owned();
+    assert!(routes.contains("unreachable 10.42.0.0/16") && !routes.contains("nebula0"), "{routes}");
+    node.chain_ok(&cluster.world, "check", "b");
+    node.chain_ok(&cluster.world, "check", "c");
+    node.delete_pods(&cluster.world, &["a", "b", "c"]);
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
 fn a_renumbered_pod_is_reported_probed_and_reached_by_its_overlay_address() {
     let mut cluster = Cluster::new();
     let mut one = cluster.node("n1", "1.0.0");
