@@ -156,6 +156,12 @@ impl Engine {
         Some(self.forwarder.tunnels().by_address(peer)?.peer.clone())
     }
 
+    /// The forwarding plane, which other threads may ask about tunnels.
+    #[must_use]
+    pub fn forwarder(&self) -> &Arc<Forwarder> {
+        &self.forwarder
+    }
+
     /// Counters by name, for metrics.
     #[must_use]
     pub fn counters(&self) -> BTreeMap<&'static str, u64> {
@@ -410,7 +416,13 @@ impl<'a> Packet<'a> {
     #[must_use]
     pub fn sender(self) -> Option<VerifiedCertificate> {
         let (forwarder, tunnel) = self.origin;
-        Some(forwarder.tunnels().by_index(tunnel?)?.peer.clone())
+        forwarder.certificate(tunnel?)
+    }
+
+    /// The tunnel that it came by, for [`Forwarder::certificate`]; `None` for a packet of this node itself.
+    #[must_use]
+    pub fn tunnel(self) -> Option<LocalIndex> {
+        self.origin.1
     }
 
     /// Calls `each` with every packet that it stands for, checksums completed; a plain packet is the only one.

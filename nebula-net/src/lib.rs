@@ -11,6 +11,6 @@ pub mod tower;
 pub use tcp::Keepalive;
 
 pub use net::{
-    BlockingListener, BlockingNet, BlockingStream, Builder, Net, StartError, TcpListener, TcpStream, UdpSocket,
-    Unreached,
+    BlockingListener, BlockingNet, BlockingStream, Builder, Datagram, Net, StartError, TcpListener, TcpStream,
+    UdpSocket, Unreached,
 };

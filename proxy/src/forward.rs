@@ -64,14 +64,14 @@ async fn session(
     loop {
         tokio::select! {
             payload = sent.recv() => match payload {
-                Some(payload) => drop(peer.send_to(&payload, address)),
+                Some(payload) => drop(peer.try_send_to(&payload, address)),
                 None => return Ok(()),
             },
-            received = peer.recv_from() => {
-                let (payload, from) = received?;
-                if from == address {
+            received = peer.recv() => {
+                let received = received?;
+                if received.from == address {
                     // The client may not listen at this moment.
-                    let _ = socket.send_to(&payload, client).await;
+                    let _ = socket.send_to(&received.payload, client).await;
                 }
             }
             () = tokio::time::sleep(IDLE) => return Ok(()),

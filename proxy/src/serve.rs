@@ -72,12 +72,13 @@ fn log_no_program(local: SocketAddr, error: &io::Error) -> String {
 /// Carries datagrams of peers to a program of this host, and its answers, until the node is closed.
 pub(crate) async fn udp(socket: UdpSocket, local: SocketAddr, mut sessions: Sessions) {
     let socket = Arc::new(socket);
-    while let Ok((payload, from)) = socket.recv_from().await {
+    while let Ok(datagram) = socket.recv().await {
+        let from = datagram.from;
         sessions
             .deliver(
                 from,
                 || Source::of_address(from.ip()),
-                payload,
+                datagram.payload,
                 |received| {
                     let socket = Arc::clone(&socket);
                     async move {
@@ -108,7 +109,7 @@ async fn session(
                 None => return Ok(()),
             },
             len = program.recv(&mut answer) => match len {
-                Ok(len) => drop(socket.send_to(&answer[..len], peer)),
+                Ok(len) => drop(socket.try_send_to(&answer[..len], peer)),
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                     log_no_program(local, &error);
                 }

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use ipnet::IpNet;
+use nebula_cert::VerifiedCertificate;
 
 use super::Lane;
 use super::gateways::Health;
@@ -17,6 +18,7 @@ use crate::capture::{Current, Directory, OpenedBefore, Pass, Translations};
 use crate::config::SubnetRoute;
 use crate::counters::Counters;
 use crate::firewall::{self, Conntrack, Filter};
+use crate::index::LocalIndex;
 use crate::relay::RelayTable;
 use crate::tunnel::{Tunnel, TunnelTable};
 use crate::wire::ip::FlowKey;
@@ -192,6 +194,12 @@ impl Forwarder {
         let counters = Arc::new(Counters::default());
         self.counters.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&counters));
         Lane::new(counters)
+    }
+
+    /// The verified certificate of the peer at the other end of a tunnel; `None` if that has ended.
+    #[must_use]
+    pub fn certificate(&self, tunnel: LocalIndex) -> Option<VerifiedCertificate> {
+        Some(self.tunnels().by_index(tunnel)?.peer.clone())
     }
 
     /// Sum of the counters of all lanes, by name.

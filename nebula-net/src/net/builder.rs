@@ -181,7 +181,7 @@ impl Builder {
             // What it has to send comes with the first timeout of the node.
             let _ = engine.control(wall.at, |node| node.set_local_addresses(local_addresses)).1;
         }
-        let shared = Arc::new(Shared::new(stack, allow, ends_with_tunnel));
+        let shared = Arc::new(Shared::new(stack, Arc::clone(engine.forwarder()), allow, ends_with_tunnel));
         let (sender, receiver) = mpsc::unbounded_channel();
         let driver = Driver::new(engine, socket, Arc::clone(&shared), receiver);
         Ok((Net::new(shared, sender, lighthouses, dns_port), driver))

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use nebula_cert::VerifiedCertificate;
 
-use nebula_core::{Engine, Event, Node, Output, Packet, TunnelDownReason};
+use nebula_core::{Engine, Event, Forwarder, LocalIndex, Node, Output, Packet, TunnelDownReason};
 use tokio::sync::{Notify, broadcast, mpsc, watch};
 
 use super::socket::{RECEIVE_BUFFER, Socket};
@@ -35,6 +35,7 @@ pub(crate) struct Shared {
     /// `None` once the node has ended.
     events: Mutex<Option<broadcast::Sender<Event>>>,
     ended: watch::Sender<bool>,
+    forwarder: Arc<Forwarder>,
     allow: Option<Allow>,
     /// Connections end when the tunnel of their peer is given up.
     ends_with_tunnel: bool,
@@ -47,9 +48,22 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(stack: Stack, allow: Option<Allow>, ends_with_tunnel: bool) -> Self {
+    pub(crate) fn new(stack: Stack, forwarder: Arc<Forwarder>, allow: Option<Allow>, ends_with_tunnel: bool) -> Self {
         let (stack, events) = (Mutex::new(stack), Mutex::new(Some(broadcast::Sender::new(64))));
-        Self { stack, wake: Notify::new(), events, ended: watch::Sender::new(false), allow, ends_with_tunnel }
+        Self {
+            stack,
+            wake: Notify::new(),
+            events,
+            ended: watch::Sender::new(false),
+            forwarder,
+            allow,
+            ends_with_tunnel,
+        }
+    }
+
+    /// The certificate of the peer at the other end of a tunnel.
+    pub(crate) fn certificate(&self, tunnel: LocalIndex) -> Option<VerifiedCertificate> {
+        self.forwarder.certificate(tunnel)
     }
 
     /// Calls the stack, and lets what comes of it be sent.
@@ -265,7 +279,7 @@ impl Shared {
             for packet in packets {
                 slices.clear();
                 slices.extend(packet.slices());
-                stack.receive(now, &slices, packet.offload());
+                stack.receive_by(now, packet.tunnel(), &slices, packet.offload());
                 self.decide(&mut stack, now, packet);
             }
         }

@@ -12,7 +12,7 @@ mod udp;
 mod waiting;
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ pub use self::builder::{Builder, StartError};
 pub use self::dial::Unreached;
 use self::driver::{Shared, Work};
 pub use self::stream::{TcpListener, TcpStream};
-pub use self::udp::UdpSocket;
+pub use self::udp::{Datagram, UdpSocket};
 use self::waiting::wait_for;
 use crate::stack::{Counters, Stack};
 
@@ -134,12 +134,13 @@ impl Net {
         TcpListener::new(Arc::clone(&self.inner), None, port)
     }
 
-    /// Listens on a port of one overlay address.
+    /// Listens on a port of one overlay address; the unspecified address stands for all.
     ///
     /// # Errors
-    /// Returns an error if the port is taken or the address is not the node's.
+    /// Returns [`AddrInUse`](io::ErrorKind::AddrInUse) if the port is taken, and [`AddrNotAvailable`](io::ErrorKind::AddrNotAvailable) if
+    /// the address is not the node's.
     pub fn listen_at(&self, address: SocketAddr) -> io::Result<TcpListener> {
-        TcpListener::new(Arc::clone(&self.inner), Some(address.ip()), address.port())
+        TcpListener::new(Arc::clone(&self.inner), one_or_all(address), address.port())
     }
 
     /// Opens a UDP port on all overlay addresses; 0 for any free one.
@@ -148,6 +149,14 @@ impl Net {
     /// Returns an error if the port is taken.
     pub fn bind_udp(&self, port: u16) -> io::Result<UdpSocket> {
         UdpSocket::new(Arc::clone(&self.inner), None, port)
+    }
+
+    /// Opens a UDP port on one overlay address; the unspecified address stands for all.
+    ///
+    /// # Errors
+    /// As [`Net::listen_at`].
+    pub fn bind_udp_at(&self, address: SocketAddr) -> io::Result<UdpSocket> {
+        UdpSocket::new(Arc::clone(&self.inner), one_or_all(address), address.port())
     }
 
     /// What the transport layer had to do because peers asked for much.
@@ -272,6 +281,20 @@ impl Net {
 
 fn ended() -> io::Error {
     crate::tcp::Error::NodeEnded.into()
+}
+
+/// The address to bind to; `None` for all of them.
+fn one_or_all(address: SocketAddr) -> Option<IpAddr> {
+    Some(address.ip()).filter(|address| !address.is_unspecified())
+}
+
+/// Where a socket is that has one address, or all: then it is unspecified, in a family that the node has.
+fn bound_at(inner: &Inner, address: Option<IpAddr>, port: u16) -> SocketAddr {
+    let any = || {
+        let has_v4 = inner.shared.with(|stack, _| stack.addresses().iter().any(IpAddr::is_ipv4));
+        if has_v4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
+    };
+    SocketAddr::new(address.unwrap_or_else(any), port)
 }
 
 /// Why a port cannot be opened.

@@ -64,12 +64,12 @@ impl Net {
                 // The tunnel authenticates who answers; the number only tells answers apart.
                 let number = number as u16 + kind * 256;
                 let server = SocketAddr::new(*lighthouse, self.inner.dns_port);
-                socket.send_to(&query(number, host, kind).ok_or_else(unknown)?, server)?;
+                socket.send_to(&query(number, host, kind).ok_or_else(unknown)?, server).await?;
                 let answer = async {
                     loop {
-                        let (bytes, from) = socket.recv_from().await?;
-                        if from == server
-                            && let Some(answer) = parse_answer(&bytes, number, kind)
+                        let datagram = socket.recv().await?;
+                        if datagram.from == server
+                            && let Some(answer) = parse_answer(&datagram.payload, number, kind)
                         {
                             return Ok::<_, io::Error>(answer);
                         }

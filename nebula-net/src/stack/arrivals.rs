@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use nebula_core::forward::{Offload, echo_reply};
-use nebula_core::protocol;
+use nebula_core::{LocalIndex, protocol};
 
 use super::packet::{self, IcmpError, IcmpKind, IpPacket};
 use super::{Flow, RESERVE, Stack, TCP_CHECKSUM};
@@ -14,6 +14,11 @@ use crate::tcp::{Error, PIECE_COST, Reaction};
 impl Stack {
     /// Takes a packet for this host: a whole one, or the header of a super-packet followed by its payload.
     pub fn receive(&mut self, now: Instant, slices: &[&[u8]], offload: Offload) {
+        self.receive_by(now, None, slices, offload);
+    }
+
+    /// Like [`Stack::receive`], for a packet that came by this tunnel: [`Received::tunnel`](super::Received::tunnel) of a datagram says so.
+    pub fn receive_by(&mut self, now: Instant, tunnel: Option<LocalIndex>, slices: &[&[u8]], offload: Offload) {
         let Some((first, rest)) = slices.split_first() else { return };
         let Some(packet) = IpPacket::parse(first) else { return };
         if !self.addresses.contains(&packet.destination) {
@@ -23,7 +28,7 @@ impl Stack {
         let whole = offload == Offload::default();
         match packet.protocol {
             protocol::TCP if !whole || packet.checksum_is_right() => self.receive_tcp(now, &packet, rest),
-            protocol::UDP if rest.is_empty() => self.receive_udp(&packet),
+            protocol::UDP if rest.is_empty() => self.receive_udp(tunnel, &packet),
             protocol::ICMP | protocol::ICMPV6 if rest.is_empty() => {
                 if let Some(reply) = echo_reply(first) {
                     self.outgoing.push(reply, Offload::default());
@@ -104,14 +109,14 @@ impl Stack {
         self.outgoing.push(packet, Offload { segment: None, checksum: Some((start as u16, TCP_CHECKSUM as u16)) });
     }
 
-    fn receive_udp(&mut self, packet: &IpPacket<'_>) {
+    fn receive_udp(&mut self, tunnel: Option<LocalIndex>, packet: &IpPacket<'_>) {
         let Some((source, destination, payload)) = packet::parse_udp(packet.transport) else { return };
         // Zero means that there is none.
         if packet.transport[6..8] != [0, 0] && !packet.checksum_is_right() {
             return;
         }
         if let Some(port) = self.bindings.udp(SocketAddr::new(packet.destination, destination)) {
-            port.push(SocketAddr::new(packet.source, source), payload, self.limits.udp_buffer);
+            port.push(SocketAddr::new(packet.source, source), tunnel, payload, self.limits.udp_buffer);
         }
     }
 

@@ -4,10 +4,12 @@ use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::task::Poll;
 
-use super::Id;
+use nebula_core::LocalIndex;
+
 use super::random::{self, EPHEMERAL};
 use super::shares::Shares;
 use super::waiters::{Waiter, Waiters};
+use super::{Id, Received};
 
 /// A port of one address, or of all.
 type Binding = (Option<IpAddr>, u16);
@@ -29,7 +31,7 @@ pub(crate) struct Listener {
 /// A UDP socket and the datagrams that wait in it.
 #[derive(Debug, Default)]
 pub(crate) struct UdpPort {
-    datagrams: VecDeque<(SocketAddr, Vec<u8>)>,
+    datagrams: VecDeque<Received>,
     /// Bytes of them, and what each costs beside.
     bytes: usize,
     pub(crate) waiters: Waiters,
@@ -131,23 +133,37 @@ impl Listener {
 
 impl UdpPort {
     /// Queues a datagram, unless too much waits already.
-    pub(crate) fn push(&mut self, from: SocketAddr, payload: &[u8], limit: usize) {
+    pub(crate) fn push(&mut self, from: SocketAddr, tunnel: Option<LocalIndex>, payload: &[u8], limit: usize) {
         let cost = payload.len() + DATAGRAM_OVERHEAD;
         if self.bytes + cost > limit {
             return;
         }
         self.bytes += cost;
-        self.datagrams.push_back((from, payload.to_vec()));
+        self.datagrams.push_back(Received { from, payload: payload.to_vec(), tunnel });
         self.waiters.wake_one();
     }
 
-    pub(crate) fn pop(&mut self, waiter: Waiter<'_>) -> Poll<(SocketAddr, Vec<u8>)> {
-        match self.datagrams.pop_front() {
-            Some((from, payload)) => {
-                self.bytes -= payload.len() + DATAGRAM_OVERHEAD;
-                waiter.served((from, payload))
-            }
+    pub(crate) fn take(&mut self) -> Option<Received> {
+        let received = self.datagrams.pop_front()?;
+        self.bytes -= received.payload.len() + DATAGRAM_OVERHEAD;
+        Some(received)
+    }
+
+    pub(crate) fn pop(&mut self, waiter: Waiter<'_>) -> Poll<Received> {
+        match self.take() {
+            Some(received) => waiter.served(received),
             None => self.waiters.wait(waiter),
         }
+    }
+
+    /// Waits until there is a datagram, and takes none.
+    pub(crate) fn ready(&mut self, waiter: Waiter<'_>) -> Poll<()> {
+        if self.datagrams.is_empty() {
+            return self.waiters.wait(waiter);
+        }
+        let ready = waiter.served(());
+        // Whoever is told may leave the datagram there; another one that waits finds it.
+        self.waiters.wake_one();
+        ready
     }
 }

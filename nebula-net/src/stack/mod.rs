@@ -20,6 +20,7 @@ mod sockets;
 #[cfg(test)]
 mod tests;
 mod timers;
+mod udp;
 mod waiters;
 
 use std::collections::{HashMap, VecDeque};
@@ -46,7 +47,7 @@ use crate::tcp::{Begin, Connection, Error, State, TcpOptions};
 pub use self::asked::Asked;
 pub use self::slots::Id;
 use self::slots::Slots;
-pub use self::sockets::SendError;
+pub use self::udp::{Received, SendError};
 use self::waiters::Waiters;
 pub use self::waiters::{Ticket, Waiter};
 

@@ -1,56 +1,16 @@
 //! What a program does with its connections and ports.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use nebula_cert::VerifiedCertificate;
-use nebula_core::forward::Offload;
 
 use super::bindings::Listener;
 use super::entry::Stage;
 use super::waiters::{Ticket, Waiter};
-use super::{Flow, Id, Stack, names, packet};
+use super::{Flow, Id, Stack, names};
 use crate::tcp::{Error, Keepalive};
-
-/// Why a datagram cannot be sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum SendError {
-    /// It is longer than the MTU allows.
-    #[error("a datagram to this address may have {most} bytes")]
-    TooLong {
-        /// Longest payload.
-        most: usize,
-    },
-    /// The destination has no port, or no address.
-    #[error("the destination has no address or port")]
-    NoDestination,
-    /// The node, or the address that the socket is bound to, is of another family than the destination.
-    #[error("there is no address of that family to send from")]
-    NoAddress,
-    /// Too many wait already to be sent; try again.
-    #[error("too many datagrams wait to be sent")]
-    Full,
-    /// The node was closed, or what ran it has ended.
-    #[error("the node has ended")]
-    NodeEnded,
-}
-
-impl From<SendError> for std::io::Error {
-    fn from(error: SendError) -> Self {
-        use std::io::ErrorKind;
-        let kind = match error {
-            // EMSGSIZE, which quinn and others know by its number.
-            SendError::TooLong { .. } => return Self::from_raw_os_error(nix::errno::Errno::EMSGSIZE as i32),
-            SendError::NoDestination => ErrorKind::InvalidInput,
-            SendError::NoAddress => ErrorKind::AddrNotAvailable,
-            SendError::Full => ErrorKind::WouldBlock,
-            SendError::NodeEnded => ErrorKind::NotConnected,
-        };
-        Self::new(kind, error)
-    }
-}
 
 impl Stack {
     /// Waits until a connection that this side opened is open.
@@ -161,6 +121,7 @@ impl Stack {
             }
         }
         self.bindings.wake_all();
+        self.outgoing.wake_all();
     }
 
     /// Whether [`Stack::shut`] was called.
@@ -257,42 +218,10 @@ impl Stack {
         }
     }
 
-    /// Opens a UDP port, 0 for any free one, of all addresses or of one. Returns the port; `None` as [`Stack::listen`].
-    pub fn bind_udp(&mut self, address: Option<IpAddr>, port: u16) -> Option<u16> {
-        self.check_address(address)?;
-        self.bindings.bind_udp(address, port, self.secret.next_port())
-    }
-
-    /// Closes a UDP port.
-    pub fn unbind_udp(&mut self, address: Option<IpAddr>, port: u16) {
-        self.bindings.unbind_udp(address, port);
-    }
-
-    /// Waits for the next datagram of a UDP port.
-    pub fn poll_receive_from<'w>(
-        &mut self,
-        address: Option<IpAddr>,
-        port: u16,
-        waiter: impl Into<Waiter<'w>>,
-    ) -> Poll<Option<(SocketAddr, Vec<u8>)>> {
-        let waiter = waiter.into();
-        match self.bindings.udp_at(address, port) {
-            Some(port) => port.pop(waiter).map(Some),
-            None => waiter.served(None),
-        }
-    }
-
     /// A task that waited for a connection of a listener gives up.
     pub fn leave_accept(&mut self, address: Option<IpAddr>, port: u16, ticket: &mut Ticket) {
         if let Some(listener) = self.bindings.listener_at(address, port) {
             listener.waiters.leave(ticket);
-        }
-    }
-
-    /// A task that waited for a datagram gives up.
-    pub fn leave_receive_from(&mut self, address: Option<IpAddr>, port: u16, ticket: &mut Ticket) {
-        if let Some(port) = self.bindings.udp_at(address, port) {
-            port.waiters.leave(ticket);
         }
     }
 
@@ -310,41 +239,7 @@ impl Stack {
         }
     }
 
-    /// Longest payload of a datagram to this address.
-    #[must_use]
-    pub fn max_datagram(&self, remote: IpAddr) -> usize {
-        usize::from(self.mtu) - packet::header_len(remote) - 8
-    }
-
-    /// Sends a datagram.
-    ///
-    /// # Errors
-    /// Returns an error if it cannot be sent: see [`SendError`].
-    pub fn send_to(
-        &mut self,
-        address: Option<IpAddr>,
-        port: u16,
-        remote: SocketAddr,
-        payload: &[u8],
-    ) -> Result<(), SendError> {
-        if self.is_shut {
-            return Err(SendError::NodeEnded);
-        }
-        if remote.port() == 0 || remote.ip().is_unspecified() {
-            return Err(SendError::NoDestination);
-        }
-        let local = address.or_else(|| self.local_for(remote.ip()));
-        let local = local.filter(|local| local.is_ipv4() == remote.is_ipv4()).ok_or(SendError::NoAddress)?;
-        let most = self.max_datagram(remote.ip());
-        if payload.len() > most {
-            return Err(SendError::TooLong { most });
-        }
-        let (packet, checksum) = packet::udp_packet(SocketAddr::new(local, port), remote, payload);
-        let sent = self.outgoing.push(packet, Offload { segment: None, checksum: Some(checksum) });
-        if sent { Ok(()) } else { Err(SendError::Full) }
-    }
-
-    fn check_address(&self, address: Option<IpAddr>) -> Option<()> {
+    pub(super) fn check_address(&self, address: Option<IpAddr>) -> Option<()> {
         (!self.is_shut && address.is_none_or(|address| self.addresses.contains(&address))).then_some(())
     }
 }

@@ -26,7 +26,10 @@ async fn assert_ended(net: &Net, listener: &TcpListener, socket: &UdpSocket, str
     assert_fails("dial by name", net.dial("host-1:7")).await;
     assert_fails("up", net.up(overlay(1).into())).await;
     assert_fails("accept", listener.accept()).await;
-    assert_fails("recv_from", socket.recv_from()).await;
+    assert_fails("recv", socket.recv()).await;
+    assert_fails("recv_from", socket.recv_from(&mut [0])).await;
+    assert_fails("readable", socket.readable()).await;
+    assert_fails("writable", socket.writable()).await;
     assert_fails("control", net.control(|_| ())).await;
     assert_fails("reconfigure", net.reconfigure(|_| ())).await;
     assert_fails("write", stream.write_all(b"x")).await;
@@ -34,7 +37,7 @@ async fn assert_ended(net: &Net, listener: &TcpListener, socket: &UdpSocket, str
     let to = SocketAddr::new(overlay(1).into(), 7);
     assert_fails("listen", async { net.listen(9) }).await;
     assert_fails("bind_udp", async { net.bind_udp(9) }).await;
-    assert_fails("send_to", async { socket.send_to(b"x", to) }).await;
+    assert_fails("send_to", socket.send_to(b"x", to)).await;
     let mut events = net.events();
     assert!(matches!(within(events.recv()).await, Err(RecvError::Closed)));
     within(net.closed()).await;

@@ -35,6 +35,17 @@ impl Gateway {
         }
     }
 
+    /// Sends a datagram of a host behind it to port 53.
+    pub(crate) fn datagram(&mut self, from: [u8; 4], to: [u8; 4]) {
+        let mut packet = vec![0x45, 0, 0, 29, 0, 0, 0x40, 0, 64, 17, 0, 0];
+        packet.extend(from);
+        packet.extend(to);
+        // Without a checksum.
+        packet.extend([0x9c, 0x40, 0, 53, 0, 9, 0, 0, b'x']);
+        finish_ipv4_header(&mut packet[..20]);
+        send_out(&self.socket, self.engine.send(Instant::now(), &mut packet, Offload::default()));
+    }
+
     /// Sends a SYN of a host behind it to port 7.
     pub(crate) fn syn(&mut self, from: [u8; 4], port: u16, to: [u8; 4]) {
         let mut packet = vec![0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6, 0, 0];

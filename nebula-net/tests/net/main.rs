@@ -6,10 +6,11 @@ mod crowd;
 mod dial;
 mod ending;
 mod gateway;
+mod udp;
 mod waiting;
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use common::{hosts, overlay};
@@ -123,17 +124,6 @@ async fn a_node_cannot_dial_itself_and_says_so() {
     let error = within(near.dial("10.42.0.1:7")).await.unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::AddrNotAvailable);
     assert_eq!(error.to_string(), "the address is this node's own");
-}
-
-#[tokio::test]
-async fn datagrams_go_both_ways() {
-    let [near, far] = nets();
-    let (here, there) = (near.bind_udp(0).unwrap(), far.bind_udp(53).unwrap());
-    here.send_to(b"question", SocketAddr::new(overlay(2).into(), 53)).unwrap();
-    let (question, from) = within(there.recv_from()).await.unwrap();
-    assert_eq!((question.as_slice(), from), (&b"question"[..], SocketAddr::new(overlay(1).into(), here.port())));
-    there.send_to(b"answer", from).unwrap();
-    assert_eq!(within(here.recv_from()).await.unwrap().0, b"answer");
 }
 
 #[tokio::test]

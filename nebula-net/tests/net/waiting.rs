@@ -51,18 +51,18 @@ async fn a_task_that_was_woken_and_gives_up_leaves_its_turn_to_the_next() {
     within(second).await.unwrap();
 
     let (here, there) = (near.bind_udp(0).unwrap(), far.bind_udp(53).unwrap());
-    let mut first = Box::pin(there.recv_from());
-    let mut second = Box::pin(there.recv_from());
-    let mut third = Box::pin(there.recv_from());
+    let mut first = Box::pin(there.recv());
+    let mut second = Box::pin(there.recv());
+    let mut third = Box::pin(there.recv());
     for waiting in [&mut first, &mut second, &mut third] {
         assert!(poll_immediate(waiting).await.is_none());
     }
     // One that was not woken takes nothing along either.
     drop(second);
-    here.send_to(b"question", SocketAddr::new(overlay(2).into(), 53)).unwrap();
+    here.send_to(b"question", SocketAddr::new(overlay(2).into(), 53)).await.unwrap();
     tokio::time::sleep(Duration::from_millis(50)).await;
     drop(first);
-    assert_eq!(within(third).await.unwrap().0, b"question");
+    assert_eq!(within(third).await.unwrap().payload, b"question");
 }
 
 #[tokio::test]
@@ -73,7 +73,7 @@ async fn all_who_wait_are_told_that_the_node_is_closed() {
     for _ in 0..3 {
         let (listener, socket) = (Arc::clone(&listener), Arc::clone(&socket));
         waiting.spawn(async move { listener.accept().await.map(drop) });
-        waiting.spawn(async move { socket.recv_from().await.map(drop) });
+        waiting.spawn(async move { socket.recv().await.map(drop) });
     }
     tokio::time::sleep(Duration::from_millis(10)).await;
     far.close();

@@ -73,7 +73,7 @@ impl Association {
         let Ok((target, header)) = parse_datagram(datagram) else { return };
         match self.resolve(&target).await {
             // As with any UDP, nobody is told of a loss.
-            Ok(address) => drop(self.remote.send_to(&datagram[header..], address)),
+            Ok(address) => drop(self.remote.try_send_to(&datagram[header..], address)),
             Err(error) => log_unreached("SOCKS (UDP)", from, &target, &error),
         }
     }
@@ -111,12 +111,12 @@ pub(super) async fn associate(mut association: Association, mut stream: TcpStrea
                     Err(error) => return Err(error),
                 }
             }
-            received = association.remote.recv_from() => {
-                let (payload, peer) = received?;
+            received = association.remote.recv() => {
+                let received = received?;
                 if let Some(source) = association.owner.source()
                     && association.belongs(source).await
                 {
-                    let answer = [datagram_header(peer), payload].concat();
+                    let answer = [datagram_header(received.from), received.payload].concat();
                     // The client may not listen at this moment.
                     let _ = association.local.send(&answer).await;
                 }
