@@ -273,6 +273,18 @@ pub enum Event {
         /// New endpoint.
         endpoint: SocketAddr,
     },
+    /// A lighthouse, or a host of which this node is the lighthouse, named endpoints to which nobody should be sent: loopback or
+    /// link-local ones, or such as no host has. At most once a minute.
+    EndpointsRefused {
+        /// Certificate name of who named them.
+        by: String,
+        /// Overlay addresses of the host that would be there.
+        host: Vec<IpAddr>,
+        /// One of them.
+        example: SocketAddr,
+        /// How many since the last such event.
+        refused: usize,
+    },
     /// Something changed about a gateway of a subnet route with several gateways.
     Gateway {
         /// Its overlay address.

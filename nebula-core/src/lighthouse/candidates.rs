@@ -24,12 +24,36 @@ pub struct KnownEndpoints {
 #[derive(Debug, Default)]
 pub(crate) struct Candidates {
     learnt: Option<SocketAddr>,
-    reported: BTreeMap<IpAddr, Vec<SocketAddr>>,
+    reported: BTreeMap<IpAddr, Report>,
     /// Relays by source: a lighthouse, or the relay itself, through which the peer was heard.
     relays: BTreeMap<IpAddr, Vec<IpAddr>>,
     refused: BTreeSet<SocketAddr>,
     /// When the peer was lost, if it is expected back.
     lost: Option<Instant>,
+}
+
+/// What a lighthouse said last.
+#[derive(Debug)]
+struct Report {
+    endpoints: Vec<SocketAddr>,
+    /// Where the lighthouse was.
+    from: Place,
+}
+
+/// Whether a host with a tunnel is on this machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// It is reached by a loopback address, so loopback means the same machine to it.
+    Here,
+    /// It is not, or it is behind a relay.
+    Elsewhere,
+}
+
+impl Place {
+    /// Of the host whose tunnel leads to this endpoint.
+    pub(crate) fn of(endpoint: Option<SocketAddr>) -> Self {
+        if endpoint.is_some_and(|at| at.ip().is_loopback()) { Self::Here } else { Self::Elsewhere }
+    }
 }
 
 impl Candidates {
@@ -62,8 +86,8 @@ impl Candidates {
 
     /// Replaces the endpoints that `lighthouse` reported before. Those that are not believable are kept for the operator,
     /// and because a reload may allow them.
-    pub(crate) fn report(&mut self, lighthouse: IpAddr, endpoints: Vec<SocketAddr>) {
-        self.reported.insert(lighthouse, endpoints);
+    pub(crate) fn report(&mut self, lighthouse: IpAddr, from: Place, endpoints: Vec<SocketAddr>) {
+        self.reported.insert(lighthouse, Report { endpoints, from });
     }
 
     /// Replaces the relays that `source` named before. Returns whether they changed.
@@ -86,9 +110,8 @@ impl Candidates {
     /// Everything believable, by source; a learnt endpoint is listed under the peer itself.
     pub(crate) fn sources(&self, peer: IpAddr, rules: &Rules<'_>) -> BTreeMap<IpAddr, KnownEndpoints> {
         let mut sources: BTreeMap<IpAddr, KnownEndpoints> = BTreeMap::new();
-        for (owner, endpoints) in &self.reported {
-            let believed = endpoints.iter().copied().filter(|at| rules.believable(*at));
-            sources.entry(*owner).or_default().reported = believed.collect();
+        for (owner, report) in &self.reported {
+            sources.entry(*owner).or_default().reported = report.believed(rules).collect();
         }
         for (owner, relays) in &self.relays {
             sources.entry(*owner).or_default().relays.clone_from(relays);
@@ -113,17 +136,23 @@ impl Candidates {
 
     /// All endpoints that anybody named, usable or not.
     pub(crate) fn named(&self) -> impl Iterator<Item = SocketAddr> {
-        self.learnt.iter().chain(self.reported.values().flatten()).copied()
+        self.learnt.iter().chain(self.reported.values().flat_map(|report| &report.endpoints)).copied()
     }
 
     /// All usable endpoints, best first.
     pub(crate) fn ranked(&self, fixed: &[SocketAddr], rules: &Rules<'_>) -> Vec<SocketAddr> {
-        let reported = self.reported.values().flatten().filter(|at| rules.believable(**at));
-        let certain = self.learnt.iter().chain(fixed).filter(|at| rules.usable(**at));
-        let mut usable: Vec<_> = reported.chain(certain).copied().filter(|at| !self.refused.contains(at)).collect();
+        let reported = self.reported.values().flat_map(|report| report.believed(rules));
+        let certain = self.learnt.iter().chain(fixed).copied().filter(|at| rules.usable(*at));
+        let mut usable: Vec<_> = reported.chain(certain).filter(|at| !self.refused.contains(at)).collect();
         usable.sort_unstable_by_key(|at| rank(*at, rules.preferred));
         usable.dedup();
         usable
+    }
+}
+
+impl Report {
+    fn believed(&self, rules: &Rules<'_>) -> impl Iterator<Item = SocketAddr> {
+        self.endpoints.iter().copied().filter(|at| rules.believable(*at, self.from))
     }
 }
 
@@ -153,24 +182,26 @@ impl Rules<'_> {
     }
 
     /// Whether to believe a report that the peer is at this endpoint. Loopback and link-local addresses are believed
-    /// only if an allow list names them: otherwise the reporter could choose which local service gets a datagram.
-    pub(crate) fn believable(&self, endpoint: SocketAddr) -> bool {
-        self.usable(endpoint) && self.tellable(endpoint)
+    /// only if an allow list names them: otherwise the reporter could choose which local service gets a datagram. A
+    /// lighthouse on this machine is believed about loopback.
+    pub(crate) fn believable(&self, endpoint: SocketAddr, from: Place) -> bool {
+        self.usable(endpoint) && self.tellable(endpoint, from)
     }
 
-    /// Whether an endpoint that a tunnel uses may be reported to others.
-    pub(crate) fn tellable(&self, endpoint: SocketAddr) -> bool {
+    /// Whether an endpoint that a tunnel uses may be reported to a host.
+    pub(crate) fn tellable(&self, endpoint: SocketAddr, to: Place) -> bool {
         let address = endpoint.ip();
-        local_block(address).is_none_or(|block| self.allowed.names(self.peer, address, block))
+        to == Place::Here && address.is_loopback()
+            || local_block(address).is_none_or(|block| self.allowed.names(self.peer, address, block))
     }
 
     /// Sorts out which endpoints of a message are believable. Its number of endpoints is bounded already, and cut before
     /// this, as Go Nebula does: see [`MAX_ENDPOINTS`](crate::wire::messages::MAX_ENDPOINTS).
-    pub(crate) fn screen(&self, endpoints: Vec<SocketAddr>) -> Screened {
+    pub(crate) fn screen(&self, endpoints: Vec<SocketAddr>, from: Place) -> Screened {
         let mut screened = Screened { believed: Vec::with_capacity(endpoints.len()), refused: Vec::new() };
         for named in endpoints {
             let at = SocketAddr::new(named.ip().to_canonical(), named.port());
-            if self.believable(at) {
+            if self.believable(at, from) {
                 screened.believed.push(at);
             } else {
                 screened.refused.push(at);
@@ -244,6 +275,7 @@ mod tests {
         let lighthouse = "10.0.0.1".parse().unwrap();
         candidates.report(
             lighthouse,
+            Place::Elsewhere,
             endpoints(&[
                 "10.2.3.4:4242",
                 "203.0.113.9:4242",
@@ -270,8 +302,8 @@ mod tests {
     fn endpoints_named_by_several_sources_appear_once() {
         let mut candidates = Candidates::default();
         let at = endpoints(&["203.0.113.9:4242"]);
-        candidates.report("10.0.0.1".parse().unwrap(), at.clone());
-        candidates.report("10.0.0.2".parse().unwrap(), at.clone());
+        candidates.report("10.0.0.1".parse().unwrap(), Place::Elsewhere, at.clone());
+        candidates.report("10.0.0.2".parse().unwrap(), Place::Elsewhere, at.clone());
         candidates.learn(at[0]);
         assert_eq!(candidates.ranked(&at, &Rules::none()), at);
     }
@@ -280,8 +312,8 @@ mod tests {
     fn a_new_report_replaces_the_old_one_of_the_same_lighthouse() {
         let mut candidates = Candidates::default();
         let lighthouse = "10.0.0.1".parse().unwrap();
-        candidates.report(lighthouse, endpoints(&["203.0.113.1:1"]));
-        candidates.report(lighthouse, endpoints(&["203.0.113.2:1"]));
+        candidates.report(lighthouse, Place::Elsewhere, endpoints(&["203.0.113.1:1"]));
+        candidates.report(lighthouse, Place::Elsewhere, endpoints(&["203.0.113.2:1"]));
         assert_eq!(candidates.ranked(&[], &Rules::none()), endpoints(&["203.0.113.2:1"]));
     }
 
@@ -310,10 +342,23 @@ mod tests {
         let named = endpoints(&["10.42.0.9:1", "127.0.0.1:1", "203.0.113.1:1"]);
         let mut candidates = Candidates::default();
         let lighthouse = "10.42.0.1".parse().unwrap();
-        candidates.report(lighthouse, named.clone());
+        candidates.report(lighthouse, Place::Elsewhere, named.clone());
         assert_eq!(candidates.named().collect::<Vec<_>>(), named);
         assert_eq!(candidates.ranked(&[], &rules), named[2..]);
         let sources = candidates.sources("10.42.0.2".parse().unwrap(), &rules);
         assert_eq!(sources[&lighthouse].reported, named[2..]);
+    }
+
+    #[test]
+    fn a_lighthouse_on_this_machine_is_believed_about_loopback_and_about_no_other_machine_less() {
+        let named = endpoints(&["127.0.0.1:1", "169.254.169.254:80", "203.0.113.1:1", "[::1]:1"]);
+        let lighthouse = "10.42.0.1".parse().unwrap();
+        let mut candidates = Candidates::default();
+        candidates.report(lighthouse, Place::of(endpoints(&["127.0.0.1:4242"]).first().copied()), named.clone());
+        assert_eq!(candidates.ranked(&[], &Rules::none()), [named[3], named[0], named[2]]);
+        for elsewhere in [endpoints(&["203.0.113.9:4242"]).first().copied(), None] {
+            candidates.report(lighthouse, Place::of(elsewhere), named.clone());
+            assert_eq!(candidates.ranked(&[], &Rules::none()), [named[2]]);
+        }
     }
 }

@@ -21,7 +21,7 @@ use ipnet::IpNet;
 pub use allow_list::{AllowList, BadPattern, InterfaceRules, LocalAllowList, NoDefault, RemoteAllowList};
 pub use calculated::{CalculatedRemotes, Calculation, OtherFamily};
 pub use candidates::KnownEndpoints;
-pub(crate) use candidates::{Candidates, Rules, Screened};
+pub(crate) use candidates::{Candidates, Place, Rules, Screened};
 pub(crate) use notices::Notices;
 pub use server::Server;
 pub use settings::Lighthouse;

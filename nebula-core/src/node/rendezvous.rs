@@ -13,11 +13,11 @@ use super::timer::{Due, Timer};
 use super::tunnels::Tunnels;
 use crate::counters::{Counter, Direction};
 use crate::hole_punch::{Action, HolePunch, PUNCH};
-use crate::lighthouse::{self, KnownEndpoints, Screened, address_for};
+use crate::lighthouse::{self, KnownEndpoints, Place, Screened, address_for};
 use crate::tunnel::Tunnel;
 use crate::wire::header::MessageType;
 use crate::wire::messages::{MAX_RELAYS, Meta, MetaKind};
-use crate::{Config, DropReason, Forwarder};
+use crate::{Config, DropReason, Event, Forwarder};
 
 /// What needs a handshake, or leads to one.
 impl Node {
@@ -113,9 +113,10 @@ impl Node {
         if let Some(pending) = self.pending.get_mut(subject) {
             pending.answered = true;
         }
-        self.rendezvous(now).screen(lighthouse, &[subject], reply.endpoints.clone(), Ports::Any);
+        let from = Place::of(lighthouse.endpoint());
+        self.rendezvous(now).screen(lighthouse, &[subject], reply.endpoints.clone(), (from, Ports::Any));
         let known = self.lighthouse.candidates(subject);
-        known.report(source, reply.endpoints);
+        known.report(source, from, reply.endpoints);
         let new_relays = known.report_relays(source, reply.relays);
         self.retry_if_endpoints_changed(subject);
         if new_relays {
@@ -236,7 +237,8 @@ impl Rendezvous<'_> {
         if self.config.keeps_to_relays(&[asker]) {
             return;
         }
-        let endpoints = self.screen(lighthouse, &[asker], endpoints, Ports::FewExceptAt(None));
+        let limits = (Place::of(lighthouse.endpoint()), Ports::FewExceptAt(None));
+        let endpoints = self.screen(lighthouse, &[asker], endpoints, limits);
         let punchy = &self.config.punchy;
         if !endpoints.is_empty() {
             self.punches.schedule(self.now + punchy.delay, Action::Punch(endpoints));
@@ -256,7 +258,7 @@ impl Rendezvous<'_> {
         let calling = called.as_ref().and_then(|called| address_for(&asker.peer_addresses, called.peer.networks()));
         // Look both up before using either: with very many hosts each lookup waits for memory, and these waits overlap.
         let (wanted, asking) = (self.server.report(subject), calling.and_then(|calling| self.server.report(calling)));
-        let Some(known) = self.known_of(called.as_deref(), wanted) else {
+        let Some(known) = self.known_of(called.as_deref(), wanted, asker) else {
             self.server.wanted().ask(self.now, subject, asker.local_index, version);
             return;
         };
@@ -269,7 +271,7 @@ impl Rendezvous<'_> {
             return;
         }
         let caller = self.forwarder.tunnels().by_address(calling);
-        let Some(known) = self.known_of(caller.as_deref(), asking) else { return };
+        let Some(known) = self.known_of(caller.as_deref(), asking, &called) else { return };
         let mut notice = Meta::new(MetaKind::HostPunchNotification, called.peer.version(), Some(calling));
         notice.endpoints = known.reported;
         self.send_meta(&called, &notice);
@@ -282,8 +284,9 @@ impl Rendezvous<'_> {
             self.outbox.count_drop(DropReason::BadMessage);
             return;
         }
-        let own = Ports::FewExceptAt(tunnel.endpoint().map(|at| at.ip()));
-        let endpoints = self.screen(tunnel, host, update.endpoints, own);
+        // Also a host on this machine is not believed about loopback: what it is heard at is known without its report.
+        let limits = (Place::Elsewhere, Ports::FewExceptAt(tunnel.endpoint().map(|at| at.ip())));
+        let endpoints = self.screen(tunnel, host, update.endpoints, limits);
         let report = KnownEndpoints { reported: endpoints, relays: update.relays, ..KnownEndpoints::default() };
         self.server.store(host, &report);
         let subject = host.first().copied().filter(|_| update.version == Version::V1);
@@ -316,11 +319,18 @@ impl Rendezvous<'_> {
         }
     }
 
-    /// What this lighthouse reports about a host: the endpoint of its primary tunnel, then those it reported itself. A
-    /// loopback or link-local tunnel endpoint is left out unless an allow list names it: it is of no use to others.
-    fn known_of(&self, tunnel: Option<&Tunnel>, reported: Option<KnownEndpoints>) -> Option<KnownEndpoints> {
+    /// What this lighthouse reports about a host to another one: the endpoint of its primary tunnel, then those it
+    /// reported itself. A link-local tunnel endpoint is left out unless an allow list names it, and a loopback one also
+    /// unless the other host is on this machine as well: it is of no use to others.
+    fn known_of(
+        &self,
+        tunnel: Option<&Tunnel>,
+        reported: Option<KnownEndpoints>,
+        to: &Tunnel,
+    ) -> Option<KnownEndpoints> {
+        let to = Place::of(to.endpoint());
         let learnt = tunnel.and_then(|tunnel| {
-            tunnel.endpoint().filter(|at| self.config.endpoint_rules(&tunnel.peer_addresses).tellable(*at))
+            tunnel.endpoint().filter(|at| self.config.endpoint_rules(&tunnel.peer_addresses).tellable(*at, to))
         });
         if learnt.is_none() && reported.is_none() {
             return None;
@@ -339,9 +349,9 @@ impl Rendezvous<'_> {
         tunnel: &Tunnel,
         host: &[IpAddr],
         endpoints: Vec<SocketAddr>,
-        ports: Ports,
+        (from, ports): (Place, Ports),
     ) -> Vec<SocketAddr> {
-        let mut screened = self.config.endpoint_rules(host).screen(endpoints);
+        let mut screened = self.config.endpoint_rules(host).screen(endpoints, from);
         if let Ports::FewExceptAt(own) = ports {
             screened.thin(own);
         }
@@ -351,6 +361,8 @@ impl Rendezvous<'_> {
         if let Some(since) = self.client.note_refused(self.now, refused.len()) {
             let by = tunnel.peer.name();
             tracing::info!(peer = by, ?host, endpoint = %example, refused = since, "refused endpoints in a lighthouse message");
+            let (by, host) = (by.to_owned(), host.to_vec());
+            self.outbox.event(Event::EndpointsRefused { by, host, example: *example, refused: since });
         }
         believed
     }

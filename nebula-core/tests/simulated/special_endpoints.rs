@@ -8,7 +8,7 @@ use nebula_core::MessageType;
 use nebula_core::config::{AllowList, RemoteAllowList};
 use nebula_core::internals::messages::{Meta, MetaKind};
 use nebula_core::simulator::{HostId, HostSpec, SimNet};
-use nebula_core::{Config, Punt};
+use nebula_core::{Config, Event, Punt};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// Endpoints of services on the host itself, in its cloud or for everybody in the network, and invalid ones.
@@ -109,6 +109,11 @@ fn special_endpoints_are_not_tried_even_if_a_lighthouse_reports_them() {
         net.run_for(10 * SECOND);
         only_good_ones_were_sent_to(&net, &[lighthouse, host, member]);
         assert_eq!(net.counter(host, "dropped_in_endpoint_refused"), special);
+        let refused = net.events(host).iter().find_map(|event| match event {
+            Event::EndpointsRefused { by, host, refused, .. } => Some((by.as_str(), host.clone(), *refused as u64)),
+            _ => None,
+        });
+        assert_eq!(refused, Some(("lighthouse", vec![subject], special)));
     }
 }
 
@@ -162,4 +167,52 @@ fn a_lighthouse_that_hears_a_host_on_loopback_does_not_send_others_there() {
     // Endpoints that the operator configured are used regardless.
     let direct = net.add(HostSpec::new("direct").knows(member));
     net.ping(direct, member).until_delivered();
+}
+
+/// A lighthouse and two hosts on one machine.
+fn machine(seed: u64) -> (SimNet, [HostId; 3]) {
+    let mut net = SimNet::new(seed);
+    let lighthouse = net.add(HostSpec::new("lighthouse").underlay("127.0.0.1:4242").am_lighthouse());
+    let host = net.add(HostSpec::new("host").underlay("127.0.0.1:4300").lighthouse(lighthouse));
+    let member = net.add(HostSpec::new("member").underlay("127.0.0.1:4301").lighthouse(lighthouse));
+    net.run_for(SECOND);
+    (net, [lighthouse, host, member])
+}
+
+#[test]
+fn hosts_of_one_machine_find_each_other_by_a_lighthouse_on_loopback() {
+    let (mut net, [lighthouse, host, member]) = machine(50);
+    net.ping(host, member).until_delivered();
+    // A host elsewhere is told nothing of loopback.
+    let stranger = net.add(HostSpec::new("stranger").lighthouse(lighthouse));
+    net.run_for(SECOND);
+    let subject = net.overlay(member);
+    net.control(stranger, |node, now| node.inquire(now, subject));
+    net.run_for(SECOND / 2);
+    let answers = net.control(stranger, |node, _| node.whereabouts(subject)).answers;
+    assert!(answers.values().all(|answer| answer.reported.is_empty()), "{answers:?}");
+}
+
+#[test]
+fn a_lighthouse_on_loopback_is_believed_about_loopback_only_and_believes_no_host_about_it() {
+    let (mut net, [lighthouse, host, member]) = machine(51);
+    let subject = net.overlay(member);
+    let loopback = endpoints(&["127.0.0.1:53", "[::1]:53"]);
+    tell(&mut net, lighthouse, member, MetaKind::HostUpdateNotification, subject, loopback.clone());
+    net.control(host, |node, now| node.inquire(now, subject));
+    net.run_for(SECOND / 2);
+    let answers = net.control(host, |node, _| node.whereabouts(subject)).answers;
+    let told: Vec<_> = answers.values().flat_map(|answer| answer.reported.clone()).collect();
+    assert_eq!(told, [net.underlay(member)]);
+    assert_eq!(net.counter(lighthouse, "dropped_in_endpoint_refused"), 2);
+
+    net.kill(member);
+    net.control(host, |node, now| node.connect(now, subject));
+    let elsewhere = endpoints(&["169.254.169.254:80", "[fe80::1]:4242", "224.0.0.251:5353"]);
+    let named = [&elsewhere[..], &loopback[..1]].concat();
+    tell(&mut net, host, lighthouse, MetaKind::HostQueryReply, subject, named);
+    net.run_for(3 * SECOND);
+    assert!(net.flow().any(|step| step.to == loopback[0]), "{}", net.diagram());
+    assert!(!net.flow().any(|step| elsewhere.contains(&step.to)), "{}", net.diagram());
+    assert_eq!(net.counter(host, "dropped_in_endpoint_refused"), 3);
 }

@@ -6,6 +6,7 @@ mod crowd;
 mod dial;
 mod ending;
 mod gateway;
+mod lighthouse;
 mod udp;
 mod waiting;
 

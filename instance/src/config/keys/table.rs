@@ -138,7 +138,7 @@ pub(super) const KEYS: &[Key] = &[
         Map,
         "everything",
         OnReload,
-        "underlay networks where peers may be: prefix to true or false; loopback and link-local endpoints that lighthouses and hosts name are believed only where a prefix inside 127.0.0.0/8, 169.254.0.0/16, ::1/128 or fe80::/10 allows them",
+        "underlay networks where peers may be: prefix to true or false; loopback and link-local endpoints that lighthouses and hosts name are believed only where a prefix inside 127.0.0.0/8, 169.254.0.0/16, ::1/128 or fe80::/10 allows them, and loopback also from a lighthouse that is itself reached by a loopback address",
     ),
     key(
         "lighthouse.remote_allow_ranges",
