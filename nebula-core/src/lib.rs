@@ -184,6 +184,8 @@ pub mod forward;
 mod handshake;
 mod hole_punch;
 mod index;
+#[cfg(all(feature = "io", not(target_os = "linux")))]
+compile_error!("the feature `io` of nebula-core needs Linux; elsewhere, use the crate with default-features = false");
 #[cfg(feature = "io")]
 pub mod io;
 pub mod lighthouse;
@@ -213,6 +215,8 @@ pub use output::{Event, Origin, PacketOwned, PeerCertificate, Punt, Transmit, Tu
 pub use seed::{NoRandomness, Seed};
 pub use wire::header::MessageType;
 pub use wire::ip::{FlowKey, protocol};
+// Certificates, identities and trust, which the functions here take and return.
+pub use nebula_cert;
 
 /// What this repository's own tests, benchmarks and fuzz targets look into. Nothing in it is stable.
 #[doc(hidden)]

@@ -20,8 +20,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let listener = far.listen(7)?;
     tokio::spawn(async move {
-        let stream = listener.accept().await?;
-        let (mut reader, mut writer) = tokio::io::split(stream);
+        let (stream, _) = listener.accept().await?;
+        let (mut reader, mut writer) = stream.into_split();
         tokio::io::copy(&mut reader, &mut writer).await?;
         writer.shutdown().await
     });

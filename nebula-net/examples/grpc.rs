@@ -1,4 +1,4 @@
-//! gRPC over the overlay with tonic: a service in a router of axum, and a channel that dials by our streams. Programs with a `.proto` file
+//! gRPC over the overlay with tonic: a service in a router of axum, and a channel that connects over the overlay. Programs with a `.proto` file
 //! have the messages and both halves of `Greeter` generated.
 //!
 //! ```sh
@@ -14,9 +14,8 @@ use axum::extract::ConnectInfo;
 use axum::http::uri::PathAndQuery;
 use axum::routing::post;
 use common::hosts;
-use hyper_util::rt::TokioIo;
 use nebula_net::Net;
-use nebula_net::tower::Peer;
+use nebula_net::tower::{Connector, Peer};
 use tonic::transport::Endpoint;
 use tonic::{Request, Response, Status, client, server};
 use tonic_prost::ProstCodec;
@@ -47,11 +46,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let service = Router::new().route(METHOD, post(greet));
     tokio::spawn(axum::serve(far.listen(80)?, service.into_make_service_with_connect_info::<Peer>()).into_future());
 
-    let connect = tower::service_fn(move |_| {
-        let near = near.clone();
-        async move { near.dial("10.42.0.2:80").await.map(TokioIo::new) }
-    });
-    let channel = Endpoint::from_static("http://host-2").connect_with_connector(connect).await?;
+    let channel = Endpoint::from_static("http://10.42.0.2").connect_with_connector(Connector::new(near)).await?;
     let mut client = client::Grpc::new(channel);
     client.ready().await?;
     let request = Request::new(Greeting { text: "hello".to_owned() });

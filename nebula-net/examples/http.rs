@@ -35,7 +35,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 async fn serve(listener: TcpListener) {
-    while let Ok(stream) = listener.accept().await {
+    while let Ok((stream, _)) = listener.accept().await {
         let name = stream.peer_certificate().map_or_else(String::new, |peer| peer.name().to_owned());
         let greet = service_fn(move |_: Request<Incoming>| {
             let greeting = format!("hello, {name}");

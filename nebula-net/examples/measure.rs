@@ -1,7 +1,7 @@
-//! Measures throughput, memory per connection, what a packet costs beside many connections, and many nodes in one process.
+//! Measures throughput, memory per connection and what closed ones leave behind, what a packet costs beside many connections, and many nodes in one process.
 //!
 //! ```sh
-//! cargo run --release --example measure [throughput [SECONDS] | memory [CONNECTIONS] | packets [CONNECTIONS] | nodes [NODES]]
+//! cargo run --release --example measure [throughput [SECONDS] | memory [CONNECTIONS] | closed [CONNECTIONS] | packets [CONNECTIONS] | nodes [NODES]]
 //! ```
 //!
 //! `benches/connections` counts the instructions of `measure counted CONNECTIONS`.
@@ -53,6 +53,9 @@ async fn main() -> Result<()> {
     if wanted("memory") {
         memory(number(10_000)? as usize).await?;
     }
+    if wanted("closed") {
+        closed(number(2000)? as usize).await?;
+    }
     if wanted("packets") {
         packets(number(10_000)? as usize)?;
     }
@@ -72,7 +75,7 @@ async fn throughput(time: Duration) -> Result<()> {
     let [near, far] = nets()?;
     let listener = far.listen(7)?;
     let reading = tokio::spawn(async move {
-        let Ok(mut stream) = listener.accept().await else { return 0 };
+        let Ok((mut stream, _)) = listener.accept().await else { return 0 };
         let (mut total, mut buffer) = (0, vec![0; 1 << 18]);
         while let Ok(count @ 1..) = stream.read(&mut buffer).await {
             total += count;
@@ -107,7 +110,7 @@ async fn listen(folder: &str, underlay: SocketAddr) -> Result<()> {
     let node = node(folder, underlay, None)?;
     let listener = node.listen(7)?;
     println!("listening");
-    let mut stream = listener.accept().await?;
+    let (mut stream, _) = listener.accept().await?;
     let (mut total, mut buffer) = (0, vec![0; 1 << 18]);
     while let count @ 1.. = stream.read(&mut buffer).await? {
         total += count;
@@ -152,7 +155,7 @@ async fn memory(connections: usize) -> Result<()> {
     for _ in 0..connections {
         let target = SocketAddr::new(overlay(2).into(), 7);
         let (near, far) = tokio::join!(near.dial_address(target), listener.accept());
-        let (mut near, mut far) = (near?, far?);
+        let (mut near, (mut far, _)) = (near?, far?);
         near.write_all(&buffer).await?;
         far.read_exact(&mut buffer).await?;
         far.write_all(&buffer).await?;
@@ -166,6 +169,51 @@ async fn memory(connections: usize) -> Result<()> {
     Ok(())
 }
 
+/// What many connections that carried half a megabyte each at the same time leave behind.
+async fn closed(connections: usize) -> Result<()> {
+    static DATA: [u8; 500_000] = [7; 500_000];
+    let [near, far] = nets()?;
+    let listener = far.listen(7)?;
+    near.up(overlay(2).into()).await?;
+    let before = resident()?;
+    let mut serving = tokio::task::JoinSet::new();
+    let mut dialling = tokio::task::JoinSet::new();
+    for _ in 0..connections {
+        let near = near.clone();
+        dialling.spawn(async move {
+            let mut stream = near.dial_address(SocketAddr::new(overlay(2).into(), 7)).await?;
+            stream.write_all(&DATA).await?;
+            stream.shutdown().await?;
+            stream.read_to_end(&mut Vec::new()).await
+        });
+    }
+    let mut accepted = Vec::new();
+    for _ in 0..connections {
+        accepted.push(listener.accept().await?.0);
+    }
+    // Nobody reads meanwhile.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let loaded = resident()?;
+    for mut stream in accepted {
+        serving.spawn(async move { tokio::io::copy(&mut stream, &mut tokio::io::sink()).await });
+    }
+    while let Some(done) = serving.join_next().await {
+        done??;
+    }
+    while let Some(done) = dialling.join_next().await {
+        done??;
+    }
+    near.wait_idle().await;
+    far.wait_idle().await;
+    let kept = |now: usize| now.saturating_sub(before) >> 20;
+    println!("{connections} connections: {} MB more while loaded, {} MB at their end", kept(loaded), kept(resident()?));
+    for seconds in [5, 60] {
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+        println!("{seconds} s later: {} MB", kept(resident()?));
+    }
+    Ok(())
+}
+
 /// Many nodes in this process, in networks of two: each pair makes a tunnel and a connection, and then all rest.
 async fn nodes(count: usize) -> Result<()> {
     let (before, started) = (resident()?, Instant::now());
@@ -174,7 +222,7 @@ async fn nodes(count: usize) -> Result<()> {
     for [near, far] in &pairs {
         let listener = far.listen(7)?;
         let (near, far) = tokio::join!(near.dial_address(SocketAddr::new(overlay(2).into(), 7)), listener.accept());
-        let (mut near, mut far) = (near?, far?);
+        let (mut near, (mut far, _)) = (near?, far?);
         let mut buffer = [7; 1000];
         near.write_all(&buffer).await?;
         far.read_exact(&mut buffer).await?;

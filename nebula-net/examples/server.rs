@@ -15,8 +15,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let net = Net::builder(config).bind("127.0.0.1:4242".parse()?).start()?;
     let listener = net.listen(7)?;
     loop {
-        let mut stream = listener.accept().await?;
-        println!("called by {:?}", stream.peer_certificate().map(|it| it.name().to_owned()));
+        let (mut stream, from) = listener.accept().await?;
+        println!("{from} is {:?}", stream.peer_certificate().map(|it| it.name().to_owned()));
         stream.write_all(b"hello over Nebula\n").await?;
         stream.shutdown().await?;
     }

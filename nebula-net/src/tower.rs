@@ -1,4 +1,4 @@
-//! Services of axum on the overlay (feature `tower`): who connects, and who may.
+//! Services of axum on the overlay (feature `tower`): who connects, and who may; and clients of hyper-util and tonic: [`Connector`].
 //!
 //! ```no_run
 //! # async fn run(net: nebula_net::Net) -> std::io::Result<()> {
@@ -15,20 +15,23 @@
 use std::convert::Infallible;
 use std::future::{Ready, pending, ready};
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use axum::extract::ConnectInfo;
 use axum::extract::connect_info::Connected;
-use axum::http::{Request, StatusCode};
+use axum::http::{Request, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::serve::{IncomingStream, Listener};
 use futures_util::future::Either;
+use hyper_util::client::legacy::connect::{Connected as Connection, Connection as Connects};
+use hyper_util::rt::TokioIo;
 use nebula_cert::VerifiedCertificate;
 use tower::{Layer, Service};
 
-use crate::{TcpListener, TcpStream};
+use crate::{Net, TcpListener, TcpStream};
 
 /// Who is at the other end of a connection: what `ConnectInfo<Peer>` extracts.
 #[derive(Debug, Clone)]
@@ -74,22 +77,15 @@ impl Listener for TcpListener {
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (TcpStream, SocketAddr) {
-        loop {
-            match Self::accept(self).await {
-                // A connection that has ended already has no address.
-                Ok(stream) => {
-                    if let Ok(address) = stream.peer_addr() {
-                        return (stream, address);
-                    }
-                }
-                // The node was closed: nobody will connect.
-                Err(_) => pending().await,
-            }
+        match Self::accept(self).await {
+            Ok(accepted) => accepted,
+            // The node was closed: nobody will connect.
+            Err(_) => pending().await,
         }
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
-        Ok(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), self.port()))
+        Self::local_addr(self)
     }
 }
 
@@ -155,5 +151,62 @@ where
         }
         let text = "the certificate of this host has none of the groups that are required here\n";
         Either::Right(ready(Ok((StatusCode::FORBIDDEN, text).into_response())))
+    }
+}
+
+/// Connects clients of hyper-util, and channels of tonic, over the overlay: the host of a URI is what [`Net::dial`] takes. Port 80 if the
+/// URI has none, 443 with the scheme `https` (whose TLS is that of a connector around this one, if any: the overlay is encrypted).
+/// The [`Peer`] is in the extensions of each response.
+///
+/// ```no_run
+/// # async fn run(net: nebula_net::Net) -> Result<(), Box<dyn std::error::Error>> {
+/// use hyper_util::client::legacy::Client;
+/// use hyper_util::rt::TokioExecutor;
+/// use nebula_net::tower::{Connector, Peer};
+///
+/// let client: Client<_, axum::body::Body> = Client::builder(TokioExecutor::new()).build(Connector::new(net));
+/// let answer = client.get("http://host-2/".parse()?).await?;
+/// println!("answered by {:?}", answer.extensions().get::<Peer>().and_then(Peer::name));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Connector {
+    net: Net,
+}
+
+impl Connector {
+    /// Connects as this node.
+    #[must_use]
+    pub fn new(net: Net) -> Self {
+        Self { net }
+    }
+}
+
+impl Service<Uri> for Connector {
+    type Response = TokioIo<TcpStream>;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<TokioIo<TcpStream>>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        let net = self.net.clone();
+        Box::pin(async move {
+            let no_host = || io::Error::new(io::ErrorKind::InvalidInput, format!("no host in {uri}"));
+            let host = uri.host().ok_or_else(no_host)?;
+            let port = uri.port_u16().unwrap_or_else(|| if uri.scheme_str() == Some("https") { 443 } else { 80 });
+            net.dial(&format!("{host}:{port}")).await.map(TokioIo::new)
+        })
+    }
+}
+
+impl Connects for TcpStream {
+    fn connected(&self) -> Connection {
+        let connection = Connection::new();
+        let Ok(address) = self.peer_addr() else { return connection };
+        connection.extra(Peer { address, certificate: self.peer_certificate() })
     }
 }

@@ -215,7 +215,7 @@ fn we_echo_what_the_kernel_sends() {
                 assert!(back == data, "{} bytes of {}", back.len(), data.len());
             });
         });
-        let stream = listener.accept().expect("the kernel dials");
+        let stream = listener.accept().expect("the kernel dials").0;
         assert_eq!(stream.peer_certificate().expect("a certificate").name(), "host-2");
         echo(stream);
         soon(&done);
@@ -272,7 +272,7 @@ fn refusals_and_resets_are_understood_on_both_sides() {
         let mut got = Vec::new();
         stream.read_to_end(&mut got).expect_err("a reset").kind()
     });
-    let stream = listener.accept().expect("the kernel dials");
+    let stream = listener.accept().expect("the kernel dials").0;
     thread::sleep(Duration::from_millis(300));
     drop(stream);
     assert_eq!(soon(&done), ErrorKind::ConnectionReset);
@@ -311,7 +311,7 @@ fn a_long_path_with_loss_does_not_stall_us() {
         stream.read_exact(&mut [0]).expect("we answer");
         started.elapsed()
     });
-    let mut stream = listener.accept().expect("the kernel dials");
+    let mut stream = listener.accept().expect("the kernel dials").0;
     let mut got = Vec::new();
     stream.read_to_end(&mut got).expect("the stream ends");
     stream.write_all(&[1]).expect("the kernel waits for it");

@@ -7,11 +7,14 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::routing::get;
 use common::{hosts, overlay};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
 use nebula_net::Net;
-use nebula_net::tower::{Peer, RequireGroup};
+use nebula_net::tower::{Connector, Peer, RequireGroup};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Status and body of an answer.
@@ -67,4 +70,22 @@ async fn nobody_is_let_through_where_peers_are_not_known() {
     let unaware = Router::new().route("/example", get(|| async { "in" }).layer(RequireGroup::new("example")));
     tokio::spawn(axum::serve(far.listen(80).expect("a free port"), unaware).into_future());
     assert_eq!(ask(&near, "/example").await.0, 403);
+}
+
+#[tokio::test]
+async fn a_client_of_hyper_connects_by_name_and_knows_who_answers() {
+    let start = |(socket, config)| Net::builder(config).socket(socket).start().expect("it starts");
+    let [near, far] = hosts().expect("two hosts").map(start);
+    let served = service().into_make_service_with_connect_info::<Peer>();
+    tokio::spawn(axum::serve(far.listen(80).expect("a free port"), served).into_future());
+    near.up(overlay(2).into()).await.expect("a tunnel");
+    let client: Client<_, Body> = Client::builder(TokioExecutor::new()).build(Connector::new(near));
+    for uri in ["http://host-2/anybody", "http://10.42.0.2:80/example", "http://[fd42::2]/anybody"] {
+        let answer = tokio::time::timeout(Duration::from_secs(60), client.get(uri.parse().expect("a URI")));
+        let answer = answer.await.expect("soon").expect("an answer");
+        let peer = answer.extensions().get::<Peer>().expect("the peer is known");
+        assert_eq!((answer.status().as_u16(), peer.name()), (200, Some("host-2")), "{uri}");
+    }
+    let refused = client.get("http://host-2:81/".parse().expect("a URI")).await.expect_err("nobody listens");
+    assert!(refused.is_connect(), "{refused}");
 }

@@ -23,9 +23,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Accepts connections of peers until the node is closed. `proxy_v2`: the program first receives a header that identifies the peer.
 pub(crate) async fn tcp(listener: TcpListener, local: SocketAddr, proxy_v2: bool, mut connections: Connections) {
-    while let Ok(stream) = listener.accept().await {
-        // One that has ended already has no address.
-        let Ok(from) = stream.peer_addr() else { continue };
+    while let Ok((stream, from)) = listener.accept().await {
         // A peer that cannot be served is told so.
         stream.set_reset_on_drop(true);
         connections

@@ -21,6 +21,20 @@ use crate::tcp::TcpOptions;
 const DNS_PORT: u16 = 53;
 
 /// Settings of a node that is about to start.
+///
+/// ```no_run
+/// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+/// use nebula_net::nebula_core::firewall::Rule;
+/// use nebula_net::{CaPool, Config, Identity, Net};
+///
+/// let identity = Identity::read("server.crt", "server.key")?;
+/// let mut config = Config::new(identity, CaPool::from_pem(&std::fs::read("ca.crt")?)?);
+/// config.firewall.inbound.push(Rule::any());
+/// let builder = Net::builder(config).bind("0.0.0.0:4242".parse()?);
+/// let net = builder.allow(|peer| peer.groups().iter().any(|group| group == "ops")).start()?;
+/// # Ok(())
+/// # }
+/// ```
 #[must_use]
 pub struct Builder {
     config: Config,

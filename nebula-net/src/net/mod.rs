@@ -5,6 +5,7 @@ mod builder;
 mod clock;
 mod dial;
 mod driver;
+mod halves;
 mod names;
 mod socket;
 mod stream;
@@ -21,10 +22,11 @@ use nebula_core::{Config, Engine, Event, Node, Output, Part};
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::time::timeout;
 
-pub use self::blocking::{BlockingListener, BlockingNet, BlockingStream};
+pub use self::blocking::{BlockingListener, BlockingNet, BlockingStream, BlockingUdpSocket};
 pub use self::builder::{Builder, StartError};
 pub use self::dial::Unreached;
 use self::driver::{Shared, Work};
+pub use self::halves::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, ReuniteError, WriteHalf};
 pub use self::stream::{TcpListener, TcpStream};
 pub use self::udp::{Datagram, UdpSocket};
 use self::waiting::wait_for;
@@ -35,6 +37,18 @@ use crate::stack::{Counters, Stack};
 /// The node ends once the program has dropped all clones, streams, listeners and sockets: what was written is delivered, for a few
 /// seconds at most, and peers are told that the node is gone. [`Net::close`] ends it at once. Whatever is asked of a node that has ended
 /// fails with [`NotConnected`](io::ErrorKind::NotConnected).
+///
+/// ```no_run
+/// # async fn run(config: nebula_net::Config) -> Result<(), Box<dyn std::error::Error>> {
+/// use nebula_net::Net;
+///
+/// let net = Net::builder(config).start()?;
+/// let peer = net.up("10.42.0.1".parse()?).await?;
+/// println!("there is a tunnel to {}", peer.name());
+/// let (stream, listener, socket) = (net.dial("10.42.0.1:7").await?, net.listen(7)?, net.bind_udp(53)?);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Net {
     inner: Arc<Inner>,

@@ -12,12 +12,26 @@ use nebula_cert::VerifiedCertificate;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::waiting::wait_for;
-use super::{Inner, ended, not_bound};
+use super::{Inner, bound_at, ended, not_bound};
 use crate::stack::{Flow, Id};
 use crate::tcp::{Error, Keepalive};
 
 /// A TCP connection over the overlay. Dropping it closes it: what was written is still delivered, unless something that arrived was
-/// not read; then the peer gets a reset.
+/// not read; then the peer gets a reset. Its functions are those of tokio's `TcpStream`.
+///
+/// ```no_run
+/// # async fn run(net: nebula_net::Net) -> std::io::Result<()> {
+/// use tokio::io::{AsyncReadExt, AsyncWriteExt};
+///
+/// let stream = net.dial("10.42.0.1:7").await?;
+/// println!("connected to {}", stream.peer_addr()?);
+/// let (mut reader, mut writer) = stream.into_split();
+/// tokio::spawn(async move { writer.write_all(b"hello").await });
+/// let mut answer = Vec::new();
+/// reader.read_to_end(&mut answer).await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct TcpStream {
     inner: Arc<Inner>,
@@ -91,6 +105,65 @@ impl TcpStream {
         self.inner.shared.with(|stack, now| stack.set_user_timeout(now, self.id, timeout));
     }
 
+    /// Reads what is there, without waiting.
+    ///
+    /// # Errors
+    /// Returns [`WouldBlock`](io::ErrorKind::WouldBlock) if there is nothing at the moment, and an error if the stream has failed.
+    pub fn try_read(&self, out: &mut [u8]) -> io::Result<usize> {
+        let read = self.inner.shared.with(|stack, now| stack.try_read(now, self.id, out))?;
+        read.ok_or_else(|| io::ErrorKind::WouldBlock.into())
+    }
+
+    /// Writes what there is room for, without waiting.
+    ///
+    /// # Errors
+    /// Returns [`WouldBlock`](io::ErrorKind::WouldBlock) if there is no room at the moment, and an error if the stream has failed.
+    pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.inner.shared.with(|stack, now| stack.try_write(now, self.id, bytes)).map_err(not_written)?;
+        written.ok_or_else(|| io::ErrorKind::WouldBlock.into())
+    }
+
+    /// Waits until [`TcpStream::try_read`] has a result.
+    ///
+    /// # Errors
+    /// Never; tokio's can fail.
+    pub async fn readable(&self) -> io::Result<()> {
+        let ready = wait_for(
+            &self.inner.shared,
+            |stack, _, waiter| stack.poll_read_ready(self.id, waiter),
+            |stack, ticket| stack.leave_read(self.id, ticket),
+        );
+        ready.await;
+        Ok(())
+    }
+
+    /// Waits until [`TcpStream::try_write`] has a result.
+    ///
+    /// # Errors
+    /// Never; tokio's can fail.
+    pub async fn writable(&self) -> io::Result<()> {
+        let ready = wait_for(
+            &self.inner.shared,
+            |stack, _, waiter| stack.poll_write_ready(self.id, waiter),
+            |stack, ticket| stack.leave_write(self.id, ticket),
+        );
+        ready.await;
+        Ok(())
+    }
+
+    /// Waits for data, and copies it without taking it: it is read again later. 0 is the end of the stream.
+    ///
+    /// # Errors
+    /// Returns an error if the stream has failed.
+    pub async fn peek(&self, out: &mut [u8]) -> io::Result<usize> {
+        let peeked = wait_for(
+            &self.inner.shared,
+            |stack, _, waiter| stack.poll_peek(self.id, waiter, out),
+            |stack, ticket| stack.leave_read(self.id, ticket),
+        );
+        Ok(peeked.await?)
+    }
+
     /// Reads as one of several who may do so at the same time.
     pub(crate) async fn read_shared(&self, out: &mut [u8]) -> io::Result<usize> {
         let read = wait_for(
@@ -114,6 +187,18 @@ impl TcpStream {
     pub(crate) fn shut_down(&self) {
         self.inner.shared.with(|stack, now| stack.shut_down(now, self.id));
     }
+
+    pub(crate) fn poll_read_shared(&self, context: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let unfilled = out.initialize_unfilled();
+        let count = ready!(self.inner.shared.with(|stack, now| stack.poll_read(now, self.id, context, unfilled)))?;
+        out.advance(count);
+        Poll::Ready(Ok(()))
+    }
+
+    pub(crate) fn poll_write_shared(&self, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = self.inner.shared.with(|stack, now| stack.poll_write(now, self.id, context, bytes));
+        written.map_err(not_written)
+    }
 }
 
 impl Drop for TcpStream {
@@ -127,18 +212,13 @@ impl Drop for TcpStream {
 
 impl AsyncRead for TcpStream {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let id = self.id;
-        let unfilled = out.initialize_unfilled();
-        let count = ready!(self.inner.shared.with(|stack, now| stack.poll_read(now, id, context, unfilled)))?;
-        out.advance(count);
-        Poll::Ready(Ok(()))
+        self.poll_read_shared(context, out)
     }
 }
 
 impl AsyncWrite for TcpStream {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let written = self.inner.shared.with(|stack, now| stack.poll_write(now, self.id, context, bytes));
-        written.map_err(not_written)
+        self.poll_write_shared(context, bytes)
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -159,6 +239,17 @@ fn not_written(error: Error) -> io::Error {
 }
 
 /// A port that accepts connections from the overlay.
+///
+/// ```no_run
+/// # async fn run(net: nebula_net::Net) -> std::io::Result<()> {
+/// let listener = net.listen(7)?;
+/// loop {
+///     let (stream, from) = listener.accept().await?;
+///     let name = stream.peer_certificate().map(|peer| peer.name().to_owned());
+///     println!("{from} is {}", name.as_deref().unwrap_or("behind a gateway"));
+/// }
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct TcpListener {
     inner: Arc<Inner>,
@@ -179,12 +270,20 @@ impl TcpListener {
         self.port
     }
 
-    /// Waits for the next connection, which [`TcpStream::peer_certificate`] and [`TcpStream::peer_addr`] say more about. Any number of
-    /// tasks may wait at the same time, and each may give up: its turn is another one's then.
+    /// Overlay address and port; the unspecified address if it listens on all addresses of the node.
+    ///
+    /// # Errors
+    /// Never; tokio's can fail.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        Ok(bound_at(&self.inner, self.address, self.port))
+    }
+
+    /// Waits for the next connection, and returns it with overlay address and port of the peer; [`TcpStream::peer_certificate`] says who
+    /// that is. Any number of tasks may wait at the same time, and each may give up: its turn is another one's then.
     ///
     /// # Errors
     /// Returns an error once the node was closed.
-    pub async fn accept(&self) -> io::Result<TcpStream> {
+    pub async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         let accepted = wait_for(
             &self.inner.shared,
             |stack, _, waiter| stack.poll_accept(self.address, self.port, waiter),
@@ -197,13 +296,16 @@ impl TcpListener {
     ///
     /// # Errors
     /// As there.
-    pub fn poll_accept(&self, context: &mut Context<'_>) -> Poll<io::Result<TcpStream>> {
+    pub fn poll_accept(&self, context: &mut Context<'_>) -> Poll<io::Result<(TcpStream, SocketAddr)>> {
         let shared = &self.inner.shared;
         shared.with(|stack, _| stack.poll_accept(self.address, self.port, context)).map(|id| self.stream(id))
     }
 
-    fn stream(&self, id: Option<Id>) -> io::Result<TcpStream> {
-        id.map(|id| TcpStream::new(Arc::clone(&self.inner), id)).ok_or_else(ended)
+    fn stream(&self, id: Option<Id>) -> io::Result<(TcpStream, SocketAddr)> {
+        let stream = TcpStream::new(Arc::clone(&self.inner), id.ok_or_else(ended)?);
+        // Known as long as the stream is, even if the connection has ended already.
+        let from = stream.peer_addr()?;
+        Ok((stream, from))
     }
 }
 

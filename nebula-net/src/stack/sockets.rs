@@ -39,19 +39,57 @@ impl Stack {
         out: &mut [u8],
     ) -> Poll<Result<usize, Error>> {
         let waiter = waiter.into();
-        let Some(entry) = self.connections.get_mut(id) else { return waiter.served(Err(Error::Closed)) };
+        let read = self.try_read(now, id, out);
+        if let Ok(None) = read
+            && let Some(entry) = self.connections.get_mut(id)
+        {
+            return entry.readers.wait(waiter);
+        }
+        waiter.served(read.map(Option::unwrap_or_default))
+    }
+
+    /// Reads what is there; `Ok(None)` if there is nothing at the moment.
+    ///
+    /// # Errors
+    /// As [`Stack::poll_read`].
+    pub fn try_read(&mut self, now: Instant, id: Id, out: &mut [u8]) -> Result<Option<usize>, Error> {
+        let entry = self.connections.get_mut(id).ok_or(Error::Closed)?;
         let before = entry.connection.buffered();
-        match entry.connection.read(now, out) {
-            Ok(Some(count)) => {
-                self.peers.buffer(entry.peer, before, entry.connection.buffered());
-                // The window may be worth telling.
-                if entry.connection.wants_ack(now) {
-                    self.settle(now, id);
-                }
-                waiter.served(Ok(count))
+        let read = entry.connection.read(now, out);
+        if let Ok(Some(_)) = read {
+            self.peers.buffer(entry.peer, before, entry.connection.buffered());
+            // The window may be worth telling.
+            if entry.connection.wants_ack(now) {
+                self.settle(now, id);
             }
+        }
+        read
+    }
+
+    /// Like [`Stack::poll_read`], and leaves the data there.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn poll_peek<'w>(
+        &mut self,
+        id: Id,
+        waiter: impl Into<Waiter<'w>>,
+        out: &mut [u8],
+    ) -> Poll<Result<usize, Error>> {
+        let waiter = waiter.into();
+        let Some(entry) = self.connections.get_mut(id) else { return waiter.served(Err(Error::Closed)) };
+        match entry.connection.peek(out) {
             Ok(None) => entry.readers.wait(waiter),
-            Err(error) => waiter.served(Err(error)),
+            peeked => waiter.served(peeked.map(Option::unwrap_or_default)),
+        }
+    }
+
+    /// Waits until [`Stack::try_read`] has a result.
+    pub fn poll_read_ready<'w>(&mut self, id: Id, waiter: impl Into<Waiter<'w>>) -> Poll<()> {
+        let waiter = waiter.into();
+        match self.connections.get_mut(id) {
+            Some(entry) if !entry.connection.is_readable() => entry.readers.wait(waiter),
+            _ => waiter.served(()),
         }
     }
 
@@ -67,14 +105,36 @@ impl Stack {
         bytes: &[u8],
     ) -> Poll<Result<usize, Error>> {
         let waiter = waiter.into();
-        let Some(entry) = self.connections.get_mut(id) else { return waiter.served(Err(Error::Closed)) };
-        match entry.connection.write(bytes) {
-            Ok(0) if !bytes.is_empty() => entry.writers.wait(waiter),
-            Ok(count) => {
+        let written = self.try_write(now, id, bytes);
+        if let Ok(None) = written
+            && let Some(entry) = self.connections.get_mut(id)
+        {
+            return entry.writers.wait(waiter);
+        }
+        waiter.served(written.map(Option::unwrap_or_default))
+    }
+
+    /// Writes what there is room for; `Ok(None)` if there is none at the moment.
+    ///
+    /// # Errors
+    /// As [`Stack::poll_write`].
+    pub fn try_write(&mut self, now: Instant, id: Id, bytes: &[u8]) -> Result<Option<usize>, Error> {
+        let entry = self.connections.get_mut(id).ok_or(Error::Closed)?;
+        match entry.connection.write(bytes)? {
+            0 if !bytes.is_empty() => Ok(None),
+            count => {
                 self.settle(now, id);
-                waiter.served(Ok(count))
+                Ok(Some(count))
             }
-            Err(error) => waiter.served(Err(error)),
+        }
+    }
+
+    /// Waits until [`Stack::try_write`] has a result.
+    pub fn poll_write_ready<'w>(&mut self, id: Id, waiter: impl Into<Waiter<'w>>) -> Poll<()> {
+        let waiter = waiter.into();
+        match self.connections.get_mut(id) {
+            Some(entry) if !entry.connection.is_writable() => entry.writers.wait(waiter),
+            _ => waiter.served(()),
         }
     }
 

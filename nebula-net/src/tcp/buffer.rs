@@ -159,6 +159,18 @@ impl ReceiveBuffer {
         }
         done
     }
+
+    /// Copies bytes into `out`, and leaves them there; returns how many.
+    pub(crate) fn peek(&self, out: &mut [u8]) -> usize {
+        let (mut done, mut read) = (0, self.read);
+        for chunk in &self.chunks {
+            let unread = &chunk[read..];
+            let count = unread.len().min(out.len() - done);
+            out[done..done + count].copy_from_slice(&unread[..count]);
+            (done, read) = (done + count, 0);
+        }
+        done
+    }
 }
 
 #[cfg(test)]
@@ -199,7 +211,10 @@ mod tests {
         let mut all = Vec::new();
         let mut out = [0; 999];
         while buffer.len() > 0 {
+            let mut ahead = [0; 999];
+            let seen = buffer.peek(&mut ahead);
             let count = buffer.read(&mut out);
+            assert_eq!(ahead[..seen], out[..count]);
             all.extend_from_slice(&out[..count]);
             assert!(buffer.memory() == buffer.measure() && buffer.memory() >= buffer.len());
         }

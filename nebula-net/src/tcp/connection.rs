@@ -235,8 +235,23 @@ impl Connection {
             let rtt = self.sender.rtt();
             return Ok(Some(self.receiver.read(now, rtt, out)));
         }
+        self.nothing_to_read(out.is_empty())
+    }
+
+    /// Like [`Connection::read`], and leaves the data there.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn peek(&self, out: &mut [u8]) -> Result<Option<usize>, Error> {
+        if self.receiver.readable() > 0 && !out.is_empty() {
+            return Ok(Some(self.receiver.peek(out)));
+        }
+        self.nothing_to_read(out.is_empty())
+    }
+
+    fn nothing_to_read(&self, nothing_wanted: bool) -> Result<Option<usize>, Error> {
         match self.error {
-            _ if self.receiver.finished() || out.is_empty() => Ok(Some(0)),
+            _ if self.receiver.finished() || nothing_wanted => Ok(Some(0)),
             Some(error) => Err(error),
             None if self.state == State::Closed => Err(Error::Closed),
             None => Ok(None),

@@ -99,6 +99,11 @@ impl Receiver {
         self.next
     }
 
+    /// Copies data in order into `out`, and leaves it there; returns how many bytes.
+    pub(crate) fn peek(&self, out: &mut [u8]) -> usize {
+        self.in_order.peek(out)
+    }
+
     /// Offset up to which the peer may send.
     pub(crate) fn edge(&self) -> u64 {
         self.edge

@@ -21,7 +21,7 @@ async fn two_thousand_connections_of_one_peer_at_once_are_open_well_below_a_seco
     let server = tokio::spawn(async move {
         let mut streams = Vec::new();
         while streams.len() < CONNECTIONS {
-            let mut stream = listener.accept().await.unwrap();
+            let (mut stream, _) = listener.accept().await.unwrap();
             stream.write_all(b"x").await.unwrap();
             streams.push(stream);
         }
@@ -53,7 +53,7 @@ async fn a_flood_of_syns_from_behind_a_gateway_keeps_nobody_out() {
     let listener = far.listen(7).unwrap();
     let serving = tokio::spawn(async move {
         loop {
-            let mut stream = listener.accept().await.unwrap();
+            let (mut stream, _) = listener.accept().await.unwrap();
             stream.write_all(b"x").await.unwrap();
         }
     });

@@ -24,7 +24,7 @@ async fn hosts_find_each_other_by_a_lighthouse_on_loopback() {
     within(far.up(lighthouse)).await.unwrap();
     let listener = far.listen(7).unwrap();
     let accepted = async {
-        let mut stream = listener.accept().await.unwrap();
+        let (mut stream, _) = listener.accept().await.unwrap();
         stream.write_all(b"hello").await.unwrap();
     };
     let dialled = async {

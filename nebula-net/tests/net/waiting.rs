@@ -23,7 +23,7 @@ async fn several_tasks_accept_from_one_listener() {
         serving.spawn(async move {
             let mut streams = Vec::new();
             for _ in 0..CLIENTS / 4 {
-                streams.push(listener.accept().await.unwrap());
+                streams.push(listener.accept().await.unwrap().0);
             }
             streams
         });
@@ -89,7 +89,7 @@ fn a_pool_of_threads_serves_one_listener_and_several_read_one_stream() {
             let listener = Arc::clone(&listener);
             std::thread::spawn(move || {
                 for _ in 0..CLIENTS / 4 {
-                    let mut stream = listener.accept().unwrap();
+                    let (mut stream, _) = listener.accept().unwrap();
                     let mut got = Vec::new();
                     stream.read_to_end(&mut got).unwrap();
                     stream.write_all(&got).unwrap();
