@@ -16,7 +16,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let listener = net.listen(7)?;
     loop {
         let (mut stream, from) = listener.accept().await?;
-        println!("{from} is {:?}", stream.peer_certificate().map(|it| it.name().to_owned()));
+        println!("called by {:?} at {from}", stream.peer_certificate().map(|it| it.name().to_owned()));
         stream.write_all(b"hello over Nebula\n").await?;
         stream.shutdown().await?;
     }

@@ -11,6 +11,7 @@ use nebula_core::{Config, Event};
 use nebula_instance::config::Settings;
 use nebula_instance::host::daemon::{Error, Loaded, bind_failed, listen_address};
 use nebula_instance::host::reloaded::Reloaded;
+use nebula_instance::linux::memory;
 use nebula_instance::names::{self, NameWatch};
 use nebula_instance::overlay::events;
 use nebula_net::Net;
@@ -53,7 +54,7 @@ impl Node {
         let mut options = TcpOptions::default();
         options.keepalive = Some(Keepalive::after(KEEPALIVE));
         let mtu = u16::try_from(settings.tun.mtu).unwrap_or(u16::MAX);
-        let net = Net::builder(config).socket(socket).tcp(options).mtu(mtu).start();
+        let net = Net::builder(config).socket(socket).tcp(options).mtu(mtu).on_idle(memory::release_free_heap).start();
         let net = net.map_err(|error| start(&error.to_string()))?;
         let shown = networks.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
         let name = pki.identity.primary().name();

@@ -11,7 +11,7 @@ use nebula_core::{Config, Engine, NoRandomness, Seed};
 use tokio::sync::mpsc;
 
 use super::dial::{self, Unreached};
-use super::driver::{Allow, Driver, Shared};
+use super::driver::{Allow, Driver, OnIdle, Shared};
 use super::socket::Socket;
 use super::{BlockingNet, Net, clock, driver};
 use crate::stack::{Limits, Stack, StackOptions};
@@ -45,6 +45,7 @@ pub struct Builder {
     ends_with_tunnel: bool,
     local_addresses: Option<Vec<LocalAddress>>,
     dns_port: u16,
+    on_idle: Option<OnIdle>,
 }
 
 impl std::fmt::Debug for Builder {
@@ -82,6 +83,7 @@ impl Builder {
             ends_with_tunnel: false,
             local_addresses: None,
             dns_port: DNS_PORT,
+            on_idle: None,
         }
     }
 
@@ -144,6 +146,13 @@ impl Builder {
         self
     }
 
+    /// Called a second after most of at least 64 connections have ended. The node has freed what they needed by then, but the allocator
+    /// may keep it: that of glibc does, unless the program calls `malloc_trim` here. It must be quick, since packets wait while it runs.
+    pub fn on_idle(mut self, release: impl Fn() + Send + 'static) -> Self {
+        self.on_idle = Some(Box::new(release));
+        self
+    }
+
     /// Starts the node as a task of the tokio runtime that this is called in.
     ///
     /// # Errors
@@ -174,7 +183,8 @@ impl Builder {
     }
 
     fn build(self) -> Result<(Net, Driver), StartError> {
-        let Self { mut config, bind, socket, stack, allow, ends_with_tunnel, local_addresses, dns_port } = self;
+        let Self { mut config, bind, socket, stack, allow, ends_with_tunnel, local_addresses, dns_port, on_idle } =
+            self;
         check(&config)?;
         let socket = match socket {
             Some(socket) => socket,
@@ -197,7 +207,7 @@ impl Builder {
         }
         let shared = Arc::new(Shared::new(stack, Arc::clone(engine.forwarder()), allow, ends_with_tunnel));
         let (sender, receiver) = mpsc::unbounded_channel();
-        let driver = Driver::new(engine, socket, Arc::clone(&shared), receiver);
+        let driver = Driver::new(engine, socket, Arc::clone(&shared), receiver, on_idle);
         Ok((Net::new(shared, sender, lighthouses, dns_port), driver))
     }
 }

@@ -11,6 +11,7 @@ use nebula_cert::VerifiedCertificate;
 use nebula_core::{Engine, Event, Forwarder, LocalIndex, Node, Output, Packet, TunnelDownReason};
 use tokio::sync::{Notify, broadcast, mpsc, watch};
 
+use super::rest::Rest;
 use super::socket::{RECEIVE_BUFFER, Socket};
 use super::{clock, dial};
 use crate::stack::{Stack, names};
@@ -19,6 +20,9 @@ use crate::stack::{Stack, names};
 pub(crate) type Work = Box<dyn for<'a> FnOnce(&'a mut Engine, Instant) -> Output<'a> + Send>;
 /// Decides whether a peer may connect.
 pub(crate) type Allow = Arc<dyn Fn(&VerifiedCertificate) -> bool + Send + Sync>;
+
+/// Called when memory can be given back.
+pub(crate) type OnIdle = Box<dyn Fn() + Send>;
 
 /// Receive calls, and packets sent, before others have their turn.
 const BURST: usize = 32;
@@ -119,6 +123,8 @@ pub(crate) struct Driver {
     unsent: VecDeque<Unsent>,
     buffer: Vec<u8>,
     packet: Vec<u8>,
+    rest: Rest,
+    on_idle: Option<OnIdle>,
 }
 
 impl Driver {
@@ -127,9 +133,10 @@ impl Driver {
         socket: Socket,
         shared: Arc<Shared>,
         work: mpsc::UnboundedReceiver<Work>,
+        on_idle: Option<OnIdle>,
     ) -> Self {
-        let (unsent, packet) = (VecDeque::new(), Vec::new());
-        Self { engine, socket, shared, work, unsent, buffer: vec![0; RECEIVE_BUFFER], packet }
+        let (unsent, packet, rest) = (VecDeque::new(), Vec::new(), Rest::default());
+        Self { engine, socket, shared, work, unsent, buffer: vec![0; RECEIVE_BUFFER], packet, rest, on_idle }
     }
 
     /// Runs until the program has dropped everything that belongs to the node.
@@ -148,7 +155,14 @@ impl Driver {
                 tokio::task::yield_now().await;
                 continue;
             }
-            let due = [self.engine.poll_timeout(), self.shared.stack().poll_timeout(), ends];
+            let (open, stack_due) = {
+                let stack = self.shared.stack();
+                (stack.unfinished(), stack.poll_timeout())
+            };
+            if self.rest.look(now, open) {
+                self.give_memory_back();
+            }
+            let due = [self.engine.poll_timeout(), stack_due, self.rest.due(), ends];
             let due = due.into_iter().flatten().min().unwrap_or(now + IDLE);
             let shared = Arc::clone(&self.shared);
             tokio::select! {
@@ -165,6 +179,17 @@ impl Driver {
         let now = clock::now();
         let ((), output) = self.engine.control(now, |node: &mut Node| node.close_all(now));
         send_out(output, &mut self.socket, &mut self.unsent);
+    }
+
+    /// Gives the memory back that many connections needed.
+    fn give_memory_back(&mut self) {
+        self.shared.stack().release_memory();
+        self.engine.release_memory();
+        self.packet = Vec::new();
+        self.unsent.shrink_to_fit();
+        if let Some(on_idle) = &self.on_idle {
+            on_idle();
+        }
     }
 
     fn call(&mut self, work: Work) {

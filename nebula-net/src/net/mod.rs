@@ -7,6 +7,7 @@ mod dial;
 mod driver;
 mod halves;
 mod names;
+mod rest;
 mod socket;
 mod stream;
 mod udp;

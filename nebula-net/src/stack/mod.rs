@@ -114,6 +114,22 @@ pub struct Flow {
 }
 
 /// The transport layer of one node.
+///
+/// ```
+/// use nebula_net::stack::{Stack, StackOptions};
+///
+/// # let now = std::time::Instant::now();
+/// let mut stack = Stack::new(now, vec!["10.42.0.1".parse()?], StackOptions::default(), [7; 32]);
+/// let id = stack.connect(now, "10.42.0.2:7".parse()?)?;
+/// let mut packet = Vec::new();
+/// while let Some(_offload) = stack.poll_packet(now, &mut packet) {
+///     // It goes into the tunnel; what comes out of that is for `stack.receive`.
+///     assert_eq!(packet[16..20], [10, 42, 0, 2]);
+/// }
+/// assert!(stack.poll_timeout().is_some(), "the SYN is sent again");
+/// # let _ = id;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Stack {
     addresses: Vec<IpAddr>,
@@ -222,6 +238,15 @@ impl Stack {
     #[must_use]
     pub fn unfinished(&self) -> usize {
         self.unfinished
+    }
+
+    /// Frees what tables keep for connections that have ended, to be called after a load.
+    pub fn release_memory(&mut self) {
+        self.flows.shrink_to_fit();
+        self.timers.shrink();
+        self.time_wait.shrink_to_fit();
+        self.opened.shrink_to_fit();
+        self.asked.shrink_to_fit();
     }
 
     /// What happened because peers asked for much.

@@ -18,6 +18,11 @@ impl Timers {
         self.heap.push(Reverse((at, id)));
     }
 
+    /// Frees what is kept for timers that were there.
+    pub(crate) fn shrink(&mut self) {
+        self.heap.shrink_to_fit();
+    }
+
     /// The earliest timer, which may be one that counts no more.
     pub(crate) fn next(&self) -> Option<Instant> {
         self.heap.peek().map(|Reverse((at, _))| *at)

@@ -2,7 +2,8 @@
 
 use std::io::{ErrorKind, Write};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use nebula_core::firewall::Rule;
@@ -112,6 +113,35 @@ fn a_node_of_a_thread_may_be_closed_as_well() {
     assert_eq!(accepting.join().unwrap().unwrap_err().kind(), ErrorKind::NotConnected);
     assert_eq!(stream.write(b"x").unwrap_err().kind(), ErrorKind::NotConnected);
     assert_eq!(far.dial("10.42.0.1:7").unwrap_err().kind(), ErrorKind::NotConnected);
+}
+
+#[tokio::test]
+async fn a_program_may_give_memory_back_after_a_load_and_is_not_asked_after_little() {
+    let [near, far] = builders();
+    let called = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&called);
+    let far = far.on_idle(move || _ = count.fetch_add(1, Ordering::Relaxed)).start().unwrap();
+    let near = near.start().unwrap();
+    let listener = far.listen(7).unwrap();
+    for (connections, calls) in [(10, 0), (100, 1)] {
+        let mut open = Vec::new();
+        for _ in 0..connections {
+            let both = async { tokio::join!(near.dial("10.42.0.2:7"), listener.accept()) };
+            open.push(within(both).await);
+        }
+        tokio::time::sleep(Duration::from_millis(1200)).await;
+        assert_eq!(called.load(Ordering::Relaxed), 0, "{connections} are open");
+        drop(open);
+        within(far.wait_idle()).await;
+        let asked = async {
+            while called.load(Ordering::Relaxed) < calls {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        within(asked).await;
+        tokio::time::sleep(Duration::from_millis(1200)).await;
+        assert_eq!(called.load(Ordering::Relaxed), calls, "after {connections}");
+    }
 }
 
 #[tokio::test]
