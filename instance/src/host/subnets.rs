@@ -9,10 +9,16 @@ use nebula_core::config::{Gateway, SubnetRoute};
 use nebula_core::io::Handle;
 
 /// Merges both sources, and tells the driver about every change.
-#[derive(Debug)]
 pub(crate) struct Subnets {
-    handle: Handle,
+    /// Receives the merged routes after a change.
+    tell: Box<dyn Fn(Vec<SubnetRoute>) + Send + Sync>,
     table: Mutex<Table>,
+}
+
+impl std::fmt::Debug for Subnets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Subnets").field("table", &self.table).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -24,7 +30,14 @@ struct Table {
 impl Subnets {
     /// For a driver that was started with `configured`.
     pub(crate) fn new(handle: Handle, configured: Vec<SubnetRoute>) -> Self {
-        Self { handle, table: Mutex::new(Table { configured, learnt: BTreeMap::new() }) }
+        let tell = move |all| drop(handle.reconfigure(move |config| config.subnets = all));
+        Self { tell: Box::new(tell), table: Mutex::new(Table { configured, learnt: BTreeMap::new() }) }
+    }
+
+    /// Hands every change to `tell`, without a driver.
+    #[cfg(test)]
+    pub(crate) fn telling(tell: impl Fn(Vec<SubnetRoute>) + Send + Sync + 'static) -> Self {
+        Self { tell: Box::new(tell), table: Mutex::default() }
     }
 
     /// Replaces the configured routes. `apply` receives the merged routes while the table is locked, so no later change
@@ -35,14 +48,25 @@ impl Subnets {
         apply(table.all())
     }
 
+    /// Whether a route of the kernel to this network is known.
+    pub(crate) fn has_learnt(&self, network: IpNet) -> bool {
+        self.table().learnt.contains_key(&network)
+    }
+
+    /// Replaces all that is known of the kernel's routes.
+    pub(crate) fn replace_learnt(&self, routes: BTreeMap<IpNet, Vec<Gateway>>) {
+        let gone =
+            self.table().learnt.keys().filter(|network| !routes.contains_key(network)).copied().collect::<Vec<_>>();
+        self.learn(gone.into_iter().map(|network| (network, Vec::new())).chain(routes));
+    }
+
     /// Records the gateways of the kernel's routes to these networks; no gateways means that the route is gone.
     pub(crate) fn learn(&self, changes: impl IntoIterator<Item = (IpNet, Vec<Gateway>)>) {
         let mut table = self.table();
         let changed =
             changes.into_iter().fold(false, |changed, (network, gateways)| table.learn(network, gateways) | changed);
         if changed {
-            let all = table.all();
-            self.handle.reconfigure(move |config| config.subnets = all);
+            (self.tell)(table.all());
         }
     }
 

@@ -1,5 +1,6 @@
 //! Follows the kernel's routing table: routes via a gateway inside the overlay become subnet routes.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
@@ -11,7 +12,7 @@ use nebula_cni_plugin::netlink::{self, Message};
 use nebula_core::config::Gateway;
 use nix::errno::Errno;
 use nix::libc;
-use nix::sys::socket::{MsgFlags, recv, send};
+use nix::sys::socket::{MsgFlags, SockProtocol, recv, send};
 
 use crate::host::subnets::Subnets;
 use crate::linux::next_hop::NextHop;
@@ -41,19 +42,25 @@ pub(crate) fn follow(overlay: Overlay, buffer: usize, subnets: Arc<Subnets>) -> 
 fn subscribe(buffer: usize) -> io::Result<OwnedFd> {
     let socket = netlink::subscribe(libc::RTMGRP_IPV4_ROUTE | libc::RTMGRP_IPV6_ROUTE, buffer)?;
     // Requested after the subscription, so that a route added meanwhile arrives twice rather than not at all.
+    ask_for_all(&socket)?;
+    Ok(socket)
+}
+
+/// Asks for the routes of all address families and tables.
+fn ask_for_all(socket: &OwnedFd) -> io::Result<()> {
     let mut request = Vec::new();
-    // All address families and tables.
     netlink::push_message(&mut request, libc::RTM_GETROUTE, libc::NLM_F_DUMP, 0, &[0; RTMSG]);
     send(socket.as_raw_fd(), &request, MsgFlags::empty())?;
-    Ok(socket)
+    Ok(())
 }
 
 fn listen(socket: &OwnedFd, overlay: &Overlay, subnets: &Subnets) {
     let mut buffer = vec![0; 64 << 10];
     let mut news = Vec::new();
+    let mut are_lost = false;
     loop {
         // A routing daemon changes many routes at once, so pending events are handled as one batch.
-        let flags = if news.is_empty() { MsgFlags::empty() } else { MsgFlags::MSG_DONTWAIT };
+        let flags = if news.is_empty() && !are_lost { MsgFlags::empty() } else { MsgFlags::MSG_DONTWAIT };
         let more_may_wait = match recv(socket.as_raw_fd(), &mut buffer, flags) {
             Ok(len) => {
                 news.extend(changes(&buffer[..len], overlay));
@@ -63,6 +70,7 @@ fn listen(socket: &OwnedFd, overlay: &Overlay, subnets: &Subnets) {
             Err(Errno::EINTR) => true,
             Err(Errno::ENOBUFS) => {
                 tracing::error!("News of system routes were lost: raise tun.use_system_route_table_buffer_size");
+                are_lost = true;
                 true
             }
             Err(error) => {
@@ -70,11 +78,67 @@ fn listen(socket: &OwnedFd, overlay: &Overlay, subnets: &Subnets) {
                 return;
             }
         };
-        if !more_may_wait && !news.is_empty() {
+        if !more_may_wait && (are_lost || !news.is_empty()) {
             tracing::info!(changes = news.len(), "System routes changed");
-            subnets.learn(news.drain(..).map(|Change { network, gateways }| (network, gateways)));
+            let needs_all = are_lost || !is_whole_truth(&news, subnets);
+            let news = news.drain(..).map(|Change { network, gateways, .. }| (network, gateways));
+            are_lost = false;
+            match needs_all.then(|| existing(overlay)) {
+                None => subnets.learn(news),
+                Some(Ok(Some(routes))) => subnets.replace_learnt(best(routes)),
+                // They change too fast: the next look comes with the next news, or at once.
+                Some(Ok(None)) => are_lost = true,
+                Some(Err(error)) => {
+                    tracing::error!(%error, "The kernel does not tell its routes; what is known of them may be wrong");
+                    subnets.learn(news);
+                }
+            }
         }
     }
+}
+
+/// Whether these changes say all about their networks. A network may have several routes: one that is gone, or one more,
+/// does not say which of them the kernel uses.
+fn is_whole_truth(news: &[Change], subnets: &Subnets) -> bool {
+    let mut seen = BTreeSet::new();
+    news.iter()
+        .all(|change| !change.gateways.is_empty() && !subnets.has_learnt(change.network) && seen.insert(change.network))
+}
+
+/// Asks for all routes that lead to the overlay; `None` if changes interrupted each answer.
+fn existing(overlay: &Overlay) -> io::Result<Option<Vec<Change>>> {
+    (0..MAX_DUMPS).find_map(|_| dump(overlay).transpose()).transpose()
+}
+
+/// One dump; `None` if a change interrupted it.
+fn dump(overlay: &Overlay) -> io::Result<Option<Vec<Change>>> {
+    let socket = netlink::connect(SockProtocol::NetlinkRoute)?;
+    ask_for_all(&socket)?;
+    let (mut found, mut buffer, mut is_interrupted) = (Vec::new(), vec![0; 64 << 10], false);
+    loop {
+        let len = recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
+        for message in netlink::messages(&buffer[..len]) {
+            is_interrupted |= i32::from(message.flags) & DUMP_INTERRUPTED != 0;
+            match i32::from(message.kind) {
+                libc::NLMSG_DONE => return Ok((!is_interrupted).then_some(found)),
+                libc::NLMSG_ERROR => {
+                    let code = message.body.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
+                    return Err(io::Error::from_raw_os_error(code.saturating_neg()));
+                }
+                _ => found.extend(change(message, overlay)),
+            }
+        }
+    }
+}
+
+/// The gateways of the route with the lowest metric to each network, which is the one that the kernel uses.
+fn best(mut routes: Vec<Change>) -> BTreeMap<IpNet, Vec<Gateway>> {
+    routes.sort_by_key(|route| route.metric);
+    let mut best = BTreeMap::new();
+    for Change { network, gateways, .. } in routes {
+        best.entry(network).or_insert(gateways);
+    }
+    best
 }
 
 /// A changed route.
@@ -83,6 +147,7 @@ pub(crate) struct Change {
     network: IpNet,
     /// Empty: the route is gone.
     gateways: Vec<Gateway>,
+    metric: u32,
 }
 
 /// Parses the route changes in one datagram from the kernel.
@@ -108,11 +173,13 @@ fn change(message: Message<'_>, overlay: &Overlay) -> Option<Change> {
         None => unspecified,
     };
     let network = IpNet::new(destination, route[1]).ok()?.trunc();
+    let metric = netlink::attribute(attributes, libc::RTA_PRIORITY).and_then(|value| value.try_into().ok());
+    let metric = metric.map_or(0, u32::from_ne_bytes);
     let hops = NextHop::of_route(attributes);
     let gateways: Vec<_> = hops.iter().filter_map(|hop| gateway_in(hop, overlay)).collect();
     match message.kind {
-        libc::RTM_NEWROUTE if !gateways.is_empty() || replaces => Some(Change { network, gateways }),
-        libc::RTM_DELROUTE if !gateways.is_empty() => Some(Change { network, gateways: Vec::new() }),
+        libc::RTM_NEWROUTE if !gateways.is_empty() || replaces => Some(Change { network, gateways, metric }),
+        libc::RTM_DELROUTE if !gateways.is_empty() => Some(Change { network, gateways: Vec::new(), metric }),
         _ => None,
     }
 }
@@ -125,6 +192,10 @@ fn gateway_in(hop: &NextHop, overlay: &Overlay) -> Option<Gateway> {
 }
 
 const MAX_TOGETHER: usize = 4096;
+// linux/netlink.h: NLM_F_DUMP_INTR.
+const DUMP_INTERRUPTED: i32 = 0x10;
+// A routing daemon at work may interrupt each of them.
+const MAX_DUMPS: usize = 3;
 
 #[cfg(test)]
 mod tests {
@@ -152,6 +223,10 @@ mod tests {
         Gateway::new(address.parse().unwrap()).weighing(NonZeroU32::new(weight).unwrap())
     }
 
+    fn to(network: IpNet, gateways: Vec<Gateway>) -> Change {
+        Change { network, gateways, metric: 0 }
+    }
+
     const NEW: u16 = libc::RTM_NEWROUTE;
     const GONE: u16 = libc::RTM_DELROUTE;
 
@@ -165,12 +240,12 @@ mod tests {
         datagram.extend(message(GONE, 0, 24, &parts([10, 1, 0, 9], 7)));
         assert_eq!(
             changes(&datagram, &overlay()),
-            [Change { network, gateways: vec![gateway("10.1.0.9", 1)] }, Change { network, gateways: Vec::new() }]
+            [to(network, vec![gateway("10.1.0.9", 1)]), to(network, Vec::new())]
         );
         assert_eq!(changes(&message(NEW, 0, 24, &parts([10, 2, 0, 9], 7)), &overlay()), [], "gateway elsewhere");
         assert_eq!(changes(&message(NEW, 0, 24, &parts([10, 1, 0, 9], 8)), &overlay()), [], "another device");
         let replaced = message(NEW, libc::NLM_F_REPLACE, 24, &parts([10, 2, 0, 9], 8));
-        assert_eq!(changes(&replaced, &overlay()), [Change { network, gateways: Vec::new() }]);
+        assert_eq!(changes(&replaced, &overlay()), [to(network, Vec::new())]);
     }
 
     #[test]
@@ -186,7 +261,7 @@ mod tests {
         let hops = [hop(10, 7, [10, 1, 0, 9]), hop(1, 7, [10, 1, 0, 8]), hop(5, 3, [10, 1, 0, 7])].concat();
         let datagram = message(NEW, 0, 0, &[attribute(9, &hops)]);
         let gateways = vec![gateway("10.1.0.9", 10), gateway("10.1.0.8", 1)];
-        assert_eq!(changes(&datagram, &overlay()), [Change { network: "0.0.0.0/0".parse().unwrap(), gateways }]);
+        assert_eq!(changes(&datagram, &overlay()), [to("0.0.0.0/0".parse().unwrap(), gateways)]);
     }
 
     #[test]
@@ -230,15 +305,62 @@ mod tests {
         });
         let mut found = found.join().unwrap();
         found.sort_by_key(|change| change.network);
-        let change = |network: &str, gateways| Change { network: network.parse().unwrap(), gateways };
+        let change = |network: &str, gateways| to(network.parse().unwrap(), gateways);
         assert_eq!(
             found,
             [
                 change("192.168.7.0/24", vec![gateway("10.1.0.9", 1)]),
                 change("192.168.8.0/24", vec![gateway("10.1.0.9", 3), gateway("10.1.0.8", 1)]),
-                change("2001:db8:7::/48", vec![gateway("fd00::9", 1)]),
+                Change { metric: 1024, ..change("2001:db8:7::/48", vec![gateway("fd00::9", 1)]) },
             ]
         );
+    }
+
+    #[test]
+    #[ignore = "needs root: makes a network namespace"]
+    fn of_two_routes_to_a_network_the_one_with_the_lower_metric_counts_and_the_other_stays_when_it_is_gone() {
+        let ip = |arguments: &str| {
+            let status = std::process::Command::new("ip").args(arguments.split(' ')).status();
+            assert!(status.is_ok_and(|status| status.success()), "ip {arguments}");
+        };
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let script = move || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("a network namespace");
+            for line in [
+                "link add neb7 type veth peer name neb8",
+                "link set neb8 up",
+                "addr add 10.1.0.1/16 dev neb7",
+                "link set neb7 up",
+                "route add 192.168.7.0/24 via 10.1.0.9 dev neb7 metric 10",
+                "route add 192.168.7.0/24 via 10.1.0.8 dev neb7 metric 20",
+            ] {
+                ip(line);
+            }
+            let device = nix::net::if_::if_nametoindex("neb7").unwrap();
+            let subnets = Arc::new(Subnets::telling(move |all| drop(sender.send(all))));
+            follow(Overlay { device, ..overlay() }, 0, subnets).unwrap();
+            let mut seen = Vec::new();
+            for (line, expected) in [
+                ("route show", Some("10.1.0.9")),
+                ("route del 192.168.7.0/24 via 10.1.0.9 metric 10", Some("10.1.0.8")),
+                ("route add 192.168.7.0/24 via 10.1.0.7 dev neb7 metric 30", Some("10.1.0.8")),
+                ("route add 192.168.7.0/24 via 10.1.0.6 dev neb7 metric 5", Some("10.1.0.6")),
+                ("route del 192.168.7.0/24 via 10.1.0.8 metric 20", Some("10.1.0.6")),
+                ("route del 192.168.7.0/24 via 10.1.0.6 metric 5", Some("10.1.0.7")),
+                ("route del 192.168.7.0/24 via 10.1.0.7 metric 30", None),
+            ] {
+                ip(line);
+                // What changes nothing is not told.
+                let mut last = seen.last().cloned().flatten();
+                while let Ok(all) = receiver.recv_timeout(std::time::Duration::from_millis(300)) {
+                    let all: Vec<nebula_core::config::SubnetRoute> = all;
+                    last = all.first().map(|route| route.gateways[0].address.to_string());
+                }
+                assert_eq!(last.as_deref(), expected, "after ip {line}");
+                seen.push(last);
+            }
+        };
+        std::thread::spawn(script).join().unwrap();
     }
 
     #[test]
