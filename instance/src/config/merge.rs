@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::{Error, Remark, Value, yaml};
+use super::{Error, Remark, Value, text, yaml};
 
 /// Reads `path`. Returns the tree, and remarks about values that failed to override those of earlier files.
 ///
@@ -29,12 +29,12 @@ pub(super) fn read(path: &Path) -> Result<(Value, Vec<Remark>), Error> {
 
 /// Reads a text file; fails if it is longer than a configuration file may be.
 pub(super) fn read_bounded(path: &Path) -> std::io::Result<String> {
-    let mut text = String::new();
-    std::fs::File::open(path)?.take(yaml::MAX_TEXT as u64 + 1).read_to_string(&mut text)?;
-    if text.len() > yaml::MAX_TEXT {
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)?.take(yaml::MAX_TEXT as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > yaml::MAX_TEXT {
         return Err(std::io::Error::other(format!("file is longer than {} MiB", yaml::MAX_TEXT >> 20)));
     }
-    Ok(text)
+    text::decode(bytes).map_err(|why| std::io::Error::new(std::io::ErrorKind::InvalidData, why))
 }
 
 pub(super) fn find(path: &Path) -> std::io::Result<Vec<PathBuf>> {

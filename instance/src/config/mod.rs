@@ -25,6 +25,7 @@ mod sshd;
 mod stats;
 #[cfg(test)]
 mod tests;
+mod text;
 mod tun;
 mod value;
 pub(crate) mod yaml;
