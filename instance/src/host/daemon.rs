@@ -96,6 +96,7 @@ impl Loaded {
     /// # Errors
     /// Returns an error if any check failed; the problems have been reported.
     pub fn test(self, strict: bool) -> Result<(), Error> {
+        log::keep_all();
         tracing::info!("{}", printable(&self.tree));
         let report = Report::new(&self.path);
         let (refused, remarks) = match Settings::read(&self.tree, unix_now()) {

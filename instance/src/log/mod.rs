@@ -1,9 +1,9 @@
 //! Log lines in the format of Go Nebula 1.11 (slog text or JSON).
 
+mod sink;
 mod throttle;
 
 use std::fmt::{self, Write as _};
-use std::io::Write as _;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
@@ -18,6 +18,8 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use crate::config::{LogFormat, LogLevel, Logging};
 use crate::linux::clock::{now, since_epoch};
 use crate::log::throttle::{Limits, LogThrottle};
+
+pub(crate) use sink::keep_all;
 
 /// Where lines go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,6 +140,7 @@ fn throttle() -> MutexGuard<'static, LogThrottle> {
 }
 
 static THROTTLE: Mutex<LogThrottle> = Mutex::new(LogThrottle::new());
+const NOT_READ: &str = "Log lines were lost because nobody read them";
 const LEFT_OUT: &str = "Log lines were left out because there were too many";
 
 /// A list or a map as a field: structured in JSON lines, and as Go prints it in text lines.
@@ -208,12 +211,11 @@ impl Subscriber for Lines {
             return;
         }
         let level = level_name(*event.metadata().level());
-        let line = if form & JSON == 0 { text_line(time, level, &fields) } else { json_line(time, level, &fields) };
-        // A closed log must not end the program.
-        let _ = match self.0 {
-            Output::Stdout => std::io::stdout().write_all(line.as_bytes()),
-            Output::Stderr => std::io::stderr().write_all(line.as_bytes()),
+        let to_line = |level, fields: &Fields| match form & JSON {
+            0 => text_line(time, level, fields),
+            _ => json_line(time, level, fields),
         };
+        sink::write(self.0, &to_line(level, &fields), |lost| to_line(level_name(Level::WARN), &Fields::lost(lost)));
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {
@@ -238,6 +240,11 @@ struct Fields {
 }
 
 impl Fields {
+    /// What is said of lines that nobody read.
+    fn lost(count: u64) -> Self {
+        Self { message: NOT_READ.to_owned(), rest: vec![("count", count.into())], texts: Vec::new() }
+    }
+
     /// The peer that the line is about.
     fn peer(&self) -> &str {
         let peer = self.rest.iter().find(|(name, _)| *name == "peer");

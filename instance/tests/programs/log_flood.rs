@@ -9,7 +9,9 @@
 
 use crate::loopback;
 
+use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -17,6 +19,9 @@ use loopback::{Daemon, Network, free_udp_port, ours};
 use nebula_cert::{CaPool, Certificate, Identity, PrivateKey};
 use nebula_core::forward::Received;
 use nebula_core::{Config, Event, Forwarder, Node, Seed, WallClock};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 struct Attacked {
     network: Network,
@@ -218,3 +223,42 @@ impl Mallory {
 const VICTIM: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 42, 0, 1));
 const RATE: u32 = 20_000;
 const SECONDS: u32 = 3;
+
+#[test]
+fn a_daemon_whose_log_nobody_reads_ends_in_time() {
+    let network = Network::new();
+    let config = network.configure(
+        "unread",
+        &["10.42.0.1/16"],
+        "tun: {disabled: true}\nlisten: {host: 127.0.0.1, port: 0}\nlogging: {level: debug}",
+    );
+    let (mut log, write_end) = std::io::pipe().unwrap();
+    let filler = write_end.try_clone().unwrap();
+    let mut daemon = Command::new(ours()).arg("-config").arg(&config).stdout(write_end).spawn().unwrap();
+    let (mut said, mut page) = (String::new(), [0; 4096]);
+    while !said.contains("Nebula interface is active") {
+        let len = log.read(&mut page).unwrap();
+        said.push_str(std::str::from_utf8(&page[..len]).unwrap());
+    }
+    // The reader goes to sleep, with a full pipe.
+    fcntl(&filler, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
+    while nix::unistd::write(&filler, b".").is_ok() {}
+    fcntl(&filler, FcntlArg::F_SETFL(OFlag::empty())).unwrap();
+    let pid = Pid::from_raw(daemon.id().cast_signed());
+    kill(pid, Signal::SIGHUP).unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    kill(pid, Signal::SIGTERM).unwrap();
+    let until = Instant::now() + Duration::from_secs(5);
+    let status = loop {
+        match daemon.try_wait().unwrap() {
+            Some(status) => break status.code(),
+            None if Instant::now() > until => {
+                daemon.kill().unwrap();
+                daemon.wait().unwrap();
+                panic!("it waits for the reader of its log");
+            }
+            None => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    assert_eq!(status, Some(0));
+}
