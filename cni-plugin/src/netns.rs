@@ -33,6 +33,8 @@ pub struct Link {
     pub up: bool,
     /// Its addresses with prefix lengths.
     pub addresses: Vec<(IpAddr, u8)>,
+    /// Whether the namespace has no IPv6 on it, so that it cannot have such addresses.
+    pub is_without_v6: bool,
 }
 
 /// Network namespaces.
@@ -116,7 +118,7 @@ pub fn in_namespace<T: Send>(netns: &File, work: impl FnOnce() -> io::Result<T> 
 fn link_here(name: &str) -> io::Result<Option<Link>> {
     let mut found: Option<Link> = None;
     for entry in nix::ifaddrs::getifaddrs()?.filter(|entry| entry.interface_name == name) {
-        let link = found.get_or_insert_with(Link::default);
+        let link = found.get_or_insert_with(|| Link { is_without_v6: is_without_v6(name), ..Link::default() });
         link.up |= entry.flags.contains(nix::net::if_::InterfaceFlags::IFF_UP);
         let ip = |address: &Option<nix::sys::socket::SockaddrStorage>| -> Option<IpAddr> {
             let address = address.as_ref()?;
@@ -132,6 +134,14 @@ fn link_here(name: &str) -> io::Result<Option<Link>> {
         }
     }
     Ok(found)
+}
+
+fn is_without_v6(name: &str) -> bool {
+    let switches = Path::new("/proc/sys/net/ipv6");
+    match std::fs::read_to_string(switches.join("conf").join(name).join("disable_ipv6")) {
+        Ok(is_off) => is_off.trim() != "0",
+        Err(_) => !switches.exists(),
+    }
 }
 
 #[cfg(test)]

@@ -172,17 +172,17 @@ pub(crate) fn listen_addresses(host: &str, port: u16) -> std::io::Result<Vec<Soc
 /// # Errors
 /// Returns an error if the text is invalid, the host has no address, or the port is in use.
 pub(crate) fn bind(listen: &str) -> std::io::Result<TcpListener> {
+    // A kernel without IPv6 has the other family.
+    let everywhere = |port: u16| {
+        TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
+            .or_else(|error| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).map_err(|_| error))
+    };
     if let Some(port) = listen.strip_prefix(':') {
-        let port = port.parse::<u16>().map_err(std::io::Error::other)?;
-        // A kernel without IPv6 has the other family.
-        return TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
-            .or_else(|error| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).map_err(|_| error));
+        return everywhere(port.parse::<u16>().map_err(std::io::Error::other)?);
     }
     match listen.parse::<HostTarget>().map_err(std::io::Error::other)? {
-        // As in Go, the unspecified address covers both families.
-        HostTarget::Address(address) if address.ip() == Ipv4Addr::UNSPECIFIED => {
-            TcpListener::bind((Ipv6Addr::UNSPECIFIED, address.port())).or_else(|_| TcpListener::bind(address))
-        }
+        // As in Go, the unspecified address of either family covers both.
+        HostTarget::Address(address) if address.ip().is_unspecified() => everywhere(address.port()),
         HostTarget::Address(address) => TcpListener::bind(address),
         HostTarget::Name { host, port } => TcpListener::bind(listen_addresses(&host, port)?.as_slice()),
     }

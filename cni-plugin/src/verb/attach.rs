@@ -122,7 +122,7 @@ mod tests {
         }
 
         fn link(&self, _: &Netns, _: &str) -> io::Result<Option<Link>> {
-            Ok(Some(Link { up: true, addresses: vec![(IpAddr::from([10, 244, 1, 2]), 24)] }))
+            Ok(Some(Link { up: true, addresses: vec![(IpAddr::from([10, 244, 1, 2]), 24)], is_without_v6: false }))
         }
 
         fn set_mtu(&self, _: &Netns, _: &str, _: u32) -> io::Result<()> {

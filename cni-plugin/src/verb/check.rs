@@ -1,6 +1,7 @@
 //! CHECK: verifies that the attachment is still what ADD made. A lighthouse or CA that is temporarily unreachable is
 //! not a failure.
 
+use std::net::IpAddr;
 use std::path::Path;
 
 use crate::attachment::record::{Files, Found, Record, State};
@@ -138,7 +139,11 @@ fn check_link(link: &Link, device: &str, overlay: &[String]) -> Result<(), Error
     if !link.up {
         return Err(Error::new(code::DEVICE, format!("device {device} is down")));
     }
-    let missing = overlay.iter().find(|network| parse_network(network).is_none_or(|n| !link.addresses.contains(&n)));
+    let can_have = |network: &(IpAddr, u8)| network.0.is_ipv4() || !link.is_without_v6;
+    let is_missing = |network: &&String| {
+        parse_network(network).is_none_or(|network| can_have(&network) && !link.addresses.contains(&network))
+    };
+    let missing = overlay.iter().find(is_missing);
     match missing {
         Some(network) => Err(Error::new(code::DEVICE, format!("device {device} has lost its address {network}"))),
         None => Ok(()),
@@ -154,7 +159,8 @@ mod tests {
     use super::*;
 
     fn link(up: bool, addresses: &[&str]) -> Link {
-        Link { up, addresses: addresses.iter().map(|a| parse_network(a).unwrap()).collect() }
+        let addresses = addresses.iter().map(|a| parse_network(a).unwrap()).collect();
+        Link { up, addresses, is_without_v6: false }
     }
 
     #[test]
@@ -165,5 +171,15 @@ mod tests {
         assert_eq!(check_link(&link(true, &["10.42.0.7/24"]), "n", &overlay).unwrap_err().code, 111);
         assert_eq!(check_link(&link(true, &[]), "n", &overlay).unwrap_err().code, 111);
         assert!(check_link(&link(true, &[]), "n", &["garbage".to_owned()]).is_err());
+    }
+
+    #[test]
+    fn a_pod_without_ipv6_has_only_its_ipv4_address() {
+        let overlay = ["10.42.0.7/16".to_owned(), "fd42::7/64".to_owned()];
+        let with_v6 = link(true, &["10.42.0.7/16"]);
+        assert!(check_link(&with_v6, "n", &overlay).unwrap_err().msg.contains("fd42::7/64"));
+        let without = |addresses| Link { is_without_v6: true, ..link(true, addresses) };
+        assert!(check_link(&without(&["10.42.0.7/16"]), "n", &overlay).is_ok());
+        assert!(check_link(&without(&[]), "n", &overlay).unwrap_err().msg.contains("10.42.0.7/16"));
     }
 }

@@ -67,7 +67,7 @@ fn check(node: &Node, namespaces: &dyn Namespaces) -> Result<String, Error> {
 }
 
 fn link(up: bool) -> Option<Link> {
-    Some(Link { up, addresses: vec![("10.42.0.7".parse::<IpAddr>().unwrap(), 16)] })
+    Some(Link { up, addresses: vec![("10.42.0.7".parse::<IpAddr>().unwrap(), 16)], is_without_v6: false })
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn check_passes_right_after_add_and_names_each_thing_that_is_broken() {
 
     namespaces.link.replace(link(false));
     assert_eq!(code(&node), 111);
-    namespaces.link.replace(Some(Link { up: true, addresses: vec![] }));
+    namespaces.link.replace(Some(Link { up: true, addresses: vec![], is_without_v6: false }));
     assert_eq!(code(&node), 111);
     namespaces.link.replace(None);
     assert_eq!(code(&node), 111);

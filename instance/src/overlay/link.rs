@@ -1,6 +1,7 @@
 //! Addresses, MTU and state of the tun link (rtnetlink).
 
 use std::io;
+use std::path::Path;
 
 use ipnet::IpNet;
 use nebula_core::io::Tun;
@@ -147,10 +148,12 @@ impl OverlayLink {
             // This only costs speed: super-packets of another size are sent in two parts.
             tracing::debug!(device = self.device, size, %error, "The size of super-packets stays as it is");
         }
+        let mut left_out = Vec::new();
         for address in &self.addresses {
-            kernel
-                .add_address(index, *address)
-                .map_err(|source| self.refused(self.adding("address", *address), source))?;
+            match kernel.add_address(index, *address) {
+                Err(error) if self.does_without(*address, &error) => left_out.push(address.to_string()),
+                added => added.map_err(|source| self.refused(self.adding("address", *address), source))?,
+            }
         }
         kernel.bring_up(index).map_err(|source| self.refused("bring the link up".into(), source))?;
         for route in self.routes.iter().filter(|route| !self.is_made_by_kernel(route)) {
@@ -161,7 +164,13 @@ impl OverlayLink {
                 let is_tentative = error.raw_os_error() == Some(libc::EINVAL) && may_be_tentative(route);
                 if is_tentative { kernel.add_route(index, &sourceless, self.mtu) } else { Err(error) }
             });
-            added.map_err(|source| self.refused(self.adding("route", route.network), source))?;
+            match added {
+                Err(error) if self.does_without(route.network, &error) => left_out.push(route.network.to_string()),
+                added => added.map_err(|source| self.refused(self.adding("route", route.network), source))?,
+            }
+        }
+        if !left_out.is_empty() {
+            tracing::warn!(device = self.device, without = ?left_out, "{WITHOUT_V6}");
         }
         Ok(())
     }
@@ -230,12 +239,13 @@ impl OverlayLink {
             found.push((Loss::State, kernel.bring_up(index)));
         }
         // What is there is not read but offered: the kernel takes only what is missing, and nothing comes in between.
-        let offer = |loss, outcome: io::Result<bool>| match outcome {
+        let offer = |loss, network, outcome: io::Result<bool>| match outcome {
             Ok(was_missing) => was_missing.then_some((loss, Ok(()))),
+            Err(error) if self.does_without(network, &error) => None,
             Err(error) => Some((loss, Err(error))),
         };
         for address in &self.addresses {
-            found.extend(offer(Loss::Address(*address), kernel.ensure_address(index, *address)));
+            found.extend(offer(Loss::Address(*address), *address, kernel.ensure_address(index, *address)));
         }
         // With an address the kernel recreates its route, and knows nothing of a special MTU; with the MTU of the device
         // it changes that of routes of IPv6.
@@ -247,11 +257,12 @@ impl OverlayLink {
         };
         let (renewed, kept): (Vec<_>, Vec<_>) = self.routes.iter().partition(is_renewed);
         for route in renewed.into_iter().filter(|route| !self.is_made_by_kernel(route)) {
-            let changed = kernel.add_route(index, route, self.mtu);
-            found.extend(changed.err().map(|error| (Loss::Route(route.network), Err(error))));
+            let changed = kernel.add_route(index, route, self.mtu).map(|()| false);
+            found.extend(offer(Loss::Route(route.network), route.network, changed));
         }
         for route in kept {
-            found.extend(offer(Loss::Route(route.network), kernel.ensure_route(index, route, self.mtu)));
+            let ensured = kernel.ensure_route(index, route, self.mtu);
+            found.extend(offer(Loss::Route(route.network), route.network, ensured));
         }
         Ok(Some(found))
     }
@@ -269,10 +280,19 @@ impl OverlayLink {
         }
     }
 
-    /// The kernel says "No such device" where the true cause is the MTU.
+    /// Whether the link works without this IPv6 network, which the kernel refused because it has no IPv6 there: so it does
+    /// if it has anything of IPv4.
+    fn does_without(&self, network: IpNet, error: &io::Error) -> bool {
+        let mut all = self.addresses.iter().chain(self.routes.iter().map(|route| &route.network));
+        network.addr().is_ipv6() && is_without_v6(error) && all.any(|other| other.addr().is_ipv4())
+    }
+
+    /// The kernel says "No such device" where the true cause is the MTU, and "Permission denied" where IPv6 is off.
     fn adding(&self, what: &str, network: IpNet) -> String {
-        let why = too_small_for_v6(self.mtu, &[network]).map(|why| format!(" ({why})")).unwrap_or_default();
-        format!("add the {what} {network}{why}")
+        let why = too_small_for_v6(self.mtu, &[network]);
+        let why =
+            why.or_else(|| (network.addr().is_ipv6() && !kernel_has_v6(&self.device)).then(|| V6_IS_OFF.to_owned()));
+        format!("add the {what} {network}{}", why.map(|why| format!(" ({why})")).unwrap_or_default())
     }
 
     fn refused(&self, what: String, source: io::Error) -> Error {
@@ -304,9 +324,24 @@ pub fn guard(namespace: &Namespace, networks: &[IpNet]) -> Result<(), Error> {
 /// As [`guard`].
 pub fn guard_here(networks: &[IpNet]) -> Result<(), Error> {
     let mut kernel = Kernel::connect().map_err(Error::Socket)?;
-    networks.iter().try_for_each(|network| {
-        kernel.refuse(network.trunc()).map_err(|source| Error::Unguarded { network: network.trunc(), source })
+    networks.iter().try_for_each(|network| match kernel.refuse(network.trunc()) {
+        // Without IPv6 nothing leaves by it.
+        Err(error) if network.addr().is_ipv6() && is_without_v6(&error) => Ok(()),
+        refused => refused.map_err(|source| Error::Unguarded { network: network.trunc(), source }),
     })
+}
+
+/// Whether the kernel has IPv6 on this device; if that cannot be read, yes.
+pub(crate) fn kernel_has_v6(device: &str) -> bool {
+    match std::fs::read_to_string(format!("/proc/sys/net/ipv6/conf/{device}/disable_ipv6")) {
+        Ok(is_off) => is_off.trim() == "0",
+        Err(_) => !Path::new("/proc/sys/net").is_dir() || Path::new("/proc/sys/net/ipv6").is_dir(),
+    }
+}
+
+/// What the kernel says of addresses and routes on a device for which `disable_ipv6` is set, or without the module.
+fn is_without_v6(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EACCES | libc::EAFNOSUPPORT | libc::EOPNOTSUPP))
 }
 
 /// Whether the route names an IPv6 address that is on another device.
@@ -321,6 +356,9 @@ pub(crate) fn interface_index(device: &str) -> Result<u32, Error> {
     })
 }
 
+const V6_IS_OFF: &str = "IPv6 is switched off here: sysctl net.ipv6.conf.*.disable_ipv6, or no module ipv6";
+const WITHOUT_V6: &str =
+    "IPv6 is switched off here, so the overlay has IPv4 only (sysctl net.ipv6.conf.*.disable_ipv6, or no module ipv6)";
 // Metric of the routes that Linux adds for IPv6 addresses.
 const KERNEL_METRIC_V6: u32 = 256;
 /// RFC 8200, section 5. The kernel takes IPv6 from a device with a smaller MTU.

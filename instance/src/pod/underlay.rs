@@ -33,8 +33,11 @@ fn bind_in_range(spec: &LaunchSpec, settings: &Settings) -> Result<(Vec<UdpSocke
     let number = spec.target.port_number();
     for port in (0..).map_while(|step| port_at(number, step, range)) {
         let address = SocketAddr::new(host, port);
-        let bound = probe(address)
-            .and_then(|()| UdpSocket::bind(address, settings.routines, &settings.listen.socket_options()));
+        let options = settings.listen.socket_options();
+        // The sockets of a tunnel share their port, and would share it with those of another instance, too; a single one does
+        // not.
+        let is_free = UdpSocket::bind(address, 1, &options).map(drop);
+        let bound = is_free.and_then(|()| UdpSocket::bind(address, settings.routines, &options));
         match bound {
             Ok(sockets) => return Ok((sockets, address.port())),
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
@@ -42,12 +45,6 @@ fn bind_in_range(spec: &LaunchSpec, settings: &Settings) -> Result<(Vec<UdpSocke
         }
     }
     Err(refuse("every port is in use; widen portRange"))
-}
-
-/// Checks that nobody uses the port. The sockets of a tunnel share their port, and would share it with those of another
-/// instance, too.
-fn probe(address: SocketAddr) -> io::Result<()> {
-    std::net::UdpSocket::bind(address).map(drop)
 }
 
 #[cfg(test)]

@@ -83,3 +83,4 @@ mod soak;
 mod static_binaries;
 mod supervised;
 mod walls;
+mod without_v6;

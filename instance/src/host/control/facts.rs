@@ -19,6 +19,7 @@ use super::probe::{Found, Underlay, probe};
 use crate::config::Settings;
 use crate::host::dns::Registered;
 use crate::linux::{errno, kernel_view};
+use crate::overlay::link::kernel_has_v6;
 
 /// Where the facts come from.
 pub(super) struct Sources<'a> {
@@ -393,7 +394,13 @@ fn same_names(settings: &Settings, tunnels: &[TunnelStatus]) -> Value {
 
 fn link(device: &str) -> Value {
     match kernel_view::link(device) {
-        Ok(link) => json!({"present": true, "up": link.up, "mtu": link.mtu, "addresses": texts(&link.addresses)}),
+        Ok(link) => json!({
+            "present": true,
+            "up": link.up,
+            "mtu": link.mtu,
+            "addresses": texts(&link.addresses),
+            "ipv6_off": !kernel_has_v6(device),
+        }),
         Err(_) => json!({"present": false}),
     }
 }

@@ -54,9 +54,9 @@ impl Served {
     }
 }
 
-/// No host, or `0.0.0.0` as in Go, means every address of both families, or of IPv4 if the system has no IPv6.
+/// No host, or `0.0.0.0` as in Go, or `::` means every address of both families, or of IPv4 if the system has no IPv6.
 fn bind(host: &str, port: u16) -> io::Result<Sockets> {
-    if host.is_empty() || host == "0.0.0.0" {
+    if ["", "0.0.0.0", "::", "[::]"].contains(&host) {
         let every = |address: IpAddr| Sockets::bind(&[SocketAddr::new(address, port)]);
         return every(Ipv6Addr::UNSPECIFIED.into()).or_else(|_| every(Ipv4Addr::UNSPECIFIED.into()));
     }

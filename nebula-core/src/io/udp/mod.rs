@@ -5,10 +5,11 @@ pub(super) mod receive;
 pub(super) mod send;
 
 use std::io;
-use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use nix::errno::Errno;
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrStorage, bind, getsockopt, setsockopt, socket, sockopt,
 };
@@ -50,13 +51,17 @@ enum Family {
 }
 
 impl UdpSocket {
-    /// Binds one socket (or `count` sharing the port). `::` serves both address families.
+    /// Binds one socket (or `count` sharing the port). `::` serves both address families, or IPv4 where the kernel has no IPv6.
     ///
     /// # Errors
     /// Returns an error if the address is in use or permission is missing.
     pub fn bind(address: SocketAddr, count: usize, options: &SocketOptions) -> io::Result<Vec<Self>> {
         let mut sockets = Vec::new();
         let mut address = address;
+        if address.ip() == Ipv6Addr::UNSPECIFIED && lacks_v6() {
+            tracing::warn!(%address, "the system gives no IPv6 socket, so the UDP socket has IPv4 only");
+            address.set_ip(Ipv4Addr::UNSPECIFIED.into());
+        }
         for _ in 0..count.max(1) {
             let socket = Self::bind_one(address, count > 1, options)
                 .map_err(|source| io::Error::new(source.kind(), format!("cannot listen on UDP {address}: {source}")))?;
@@ -172,6 +177,12 @@ impl AsFd for UdpSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.as_fd()
     }
+}
+
+/// Whether the kernel has no IPv6, or a filter of system calls refuses its sockets.
+fn lacks_v6() -> bool {
+    let opened = socket(AddressFamily::Inet6, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None);
+    matches!(opened, Err(Errno::EAFNOSUPPORT | Errno::EPERM | Errno::EACCES | Errno::ENOSYS))
 }
 
 /// Makes a UDP socket of this family ignore what ICMP errors say about the size of paths (`IP_PMTUDISC_OMIT`). Anybody can forge

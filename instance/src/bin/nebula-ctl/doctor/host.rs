@@ -291,7 +291,16 @@ fn device(host: &Value) -> Vec<Finding> {
         found.push(device_down(&name));
     }
     let has = texts(&link["addresses"]);
-    for network in texts(&host["networks"]) {
+    let is_off = |network: &str| link["ipv6_off"] == true && network.contains(':');
+    let networks = texts(&host["networks"]);
+    if let Some(network) = networks.iter().find(|network| is_off(network)) {
+        let cause = format!("the kernel has no IPv6 on it, so it goes without {network}");
+        let advice = format!(
+            "`sysctl -w net.ipv6.conf.{name}.disable_ipv6=0` and restart nebula; without the module ipv6 only IPv4 is left."
+        );
+        found.push(Finding::warning("ipv6_off", about.clone(), cause, &advice));
+    }
+    for network in networks.into_iter().filter(|network| !is_off(network)) {
         let address = network.split('/').next().unwrap_or_default().to_owned();
         if !has.contains(&address) {
             let advice = format!("`ip address add {network} dev {name}`, or restart nebula. Find out who removed it.");
@@ -311,7 +320,8 @@ fn device(host: &Value) -> Vec<Finding> {
 }
 
 fn kernel_route(route: &Value, host: &Value) -> Option<Finding> {
-    if route["to_overlay"] == true {
+    let is_v6 = text(&route["network"]).contains(':');
+    if route["to_overlay"] == true || is_v6 && host["link"]["ipv6_off"] == true {
         return None;
     }
     let (network, device) = (text(&route["network"]), text(&host["device"]));

@@ -155,6 +155,11 @@ causes! {
     device_down: host("/link/up", json!(false)) => "device_down", ["ip link set nebula1 up"];
     overlay_address_gone: host("/link/addresses", json!([]))
         => "address_missing", ["ip address add 10.42.0.7/16 dev nebula1"];
+    ipv6_switched_off: with(
+        with(host("/networks", json!(["10.42.0.7/16", "fd42::7/64"])), "/host/link",
+            json!({"present": true, "up": true, "mtu": 1300, "addresses": ["10.42.0.7"], "ipv6_off": true})),
+        "/host/routes", json!([{"network": "fd42::/64", "to_overlay": false, "text": "network is unreachable"}]))
+        => "ipv6_off", ["fd42::7/64", "net.ipv6.conf.nebula1.disable_ipv6=0"];
     mtu_of_the_device_changed: host("/link/mtu", json!(1500)) => "mtu_differs", ["1500", "1300"];
     path_too_small_for_the_mtu:
         with(facts(), "/paths", json!([{"peer": "10.42.0.9", "endpoint": "192.0.2.9:4242", "device": "wg0", "mtu": 1320,
