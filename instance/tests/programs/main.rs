@@ -43,6 +43,7 @@ mod enrolment;
 mod fake_ca;
 mod firewall_matrix;
 mod first_process;
+mod forbidden_calls;
 mod gateways;
 mod group_relays;
 mod hostile_names;

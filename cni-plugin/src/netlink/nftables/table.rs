@@ -84,7 +84,7 @@ impl Table {
     }
 }
 
-/// Removes a table; does nothing if it is gone already.
+/// Removes a table; does nothing if it is gone already, or if the kernel has no such tables.
 ///
 /// # Errors
 /// Returns the kernel's error.
@@ -92,10 +92,13 @@ pub fn remove(family: Family, name: &str) -> io::Result<()> {
     let mut change = Transaction::new();
     change.remove_table(family, name);
     match change.run() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) if error.raw_os_error().is_some_and(|code| NO_TABLE.contains(&code)) => Ok(()),
         done => done,
     }
 }
+
+// No table; no netlink for netfilter; no nf_tables; none of this family.
+const NO_TABLE: [i32; 4] = [libc::ENOENT, libc::EPROTONOSUPPORT, libc::EOPNOTSUPP, libc::EAFNOSUPPORT];
 
 #[cfg(test)]
 mod tests {
