@@ -42,7 +42,7 @@ impl std::fmt::Debug for Seed {
 
 /// The operating system gave no random bytes.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot get random bytes from the operating system")]
+#[error("cannot get random bytes from the operating system (getrandom)")]
 pub struct NoRandomness(#[source] std::io::Error);
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use nix::unistd::{Gid, Uid};
 use rustix::thread::CapabilitySet;
 
-use crate::linux::capabilities;
+use crate::linux::{capabilities, errno};
 
 /// A user account of the system.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,7 +57,8 @@ impl Account {
     /// Returns an error if this process may not change its ids.
     pub(crate) fn assume(&self, kept: CapabilitySet) -> io::Result<()> {
         if (Uid::current(), Gid::current()) != (self.uid, self.gid) {
-            rustix::thread::set_keep_capabilities(true)?;
+            rustix::thread::set_keep_capabilities(true)
+                .map_err(|error| errno::of_call("prctl(PR_SET_KEEPCAPS)", error))?;
             nix::unistd::setgroups(&self.groups)?;
             nix::unistd::setresgid(self.gid, self.gid, self.gid)?;
             nix::unistd::setresuid(self.uid, self.uid, self.uid)?;

@@ -38,7 +38,7 @@ use crate::log;
 use crate::metrics::{Handshakes, Metrics, Repairs};
 use crate::names;
 use crate::overlay::events;
-use crate::overlay::link::{self, OverlayLink, interface_index};
+use crate::overlay::link::OverlayLink;
 
 /// A configuration whose files have been read and merged, and whose logging settings are already in force.
 #[derive(Debug)]
@@ -153,8 +153,14 @@ impl Loaded {
         let start = |message| move |error: std::io::Error| Error::Start { message, cause: errno::text(&error) };
         let signals = Signals::block().map_err(start("Failed to set up signal handling"))?;
         // The configuration parser recurses deeply; on its own thread, the stack is freed afterwards.
-        let settings = std::thread::scope(|scope| scope.spawn(|| self.settings()).join())
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        let thread = |error: std::io::Error| Error::Start {
+            message: "Failed to start a thread",
+            cause: format!("{} (clone3(2) must be allowed, or answered with ENOSYS)", errno::text(&error)),
+        };
+        let settings = std::thread::scope(|scope| {
+            let reading = std::thread::Builder::new().spawn_scoped(scope, || self.settings()).map_err(thread)?;
+            reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })?;
         let listen = listen_address(&settings.listen)?;
         // While this is the only thread: with a second one, registering for membarrier(2) waits 10 ms in the kernel.
         // `_files` removes the control sockets when this function returns, for whatever reason.
@@ -194,13 +200,9 @@ impl Loaded {
         let signals = Arrived::of(signals).map_err(start("Failed to set up signal handling"))?;
         let housekeeping =
             Housekeeping { signals, control, service, reloader, metrics, handle: handle.clone(), repair };
-        let has_device = housekeeping.repair.is_some();
-        let running = run_attended(driver, housekeeping, &handshakes)?;
-        running.map_err(|cause| {
-            // Any thread may notice the missing device first.
-            // Any other answer, such as ENOSYS, says nothing about the device.
-            let is_gone = has_device && matches!(interface_index(&device), Err(link::Error::NoDevice(_)));
-            Error::Running(if is_gone { gone(&device) } else { cause })
+        run_attended(driver, housekeeping, &handshakes)?.map_err(|ended| match ended {
+            Ended::DeviceGone => Error::Running(gone(&device)),
+            Ended::Failed(cause) => Error::Running(cause),
         })?;
         tracing::info!(counters = counted(&handle), "Goodbye");
         Ok(())
@@ -240,8 +242,13 @@ fn follow_system_routes(link: &OverlayLink, settings: &Settings, subnets: &Arc<S
     system_routes::follow(overlay, settings.tun.system_routes_buffer, Arc::clone(subnets)).map_err(start)
 }
 
-/// Why the driver stopped; `Ok` after a requested stop.
-type Outcome = Result<(), String>;
+/// Why the driver stopped, other than by request.
+enum Ended {
+    DeviceGone,
+    Failed(String),
+}
+
+type Outcome = Result<(), Ended>;
 
 fn run_attended(mut driver: Driver, housekeeping: Housekeeping, handshakes: &Handshakes) -> Result<Outcome, Error> {
     let thread = |error: std::io::Error| Error::Start { message: "Failed to start a thread", cause: error.to_string() };
@@ -252,12 +259,13 @@ fn run_attended(mut driver: Driver, housekeeping: Housekeeping, handshakes: &Han
     // Returns when the node's own thread ends, which it does first.
     events::log(received, handshakes);
     let outcome = driver.run();
+    // Any thread may notice the missing device first. Once it has ended, the device is gone in any case.
     if let Err(error) = outcome {
-        return Ok(Err(with_causes(&error)));
+        return Ok(Err(if error.is_device_gone() { Ended::DeviceGone } else { Ended::Failed(with_causes(&error)) }));
     }
     // The housekeeping thread stopped the driver and now returns.
     let attended = attending.join().unwrap_or(Ok(()));
-    Ok(attended.map_err(|DeviceGone| "the tun device is gone".to_owned()))
+    Ok(attended.map_err(|DeviceGone| Ended::DeviceGone))
 }
 
 /// A name that distinguishes this instance from others on the host.
@@ -316,7 +324,9 @@ fn open(settings: &Settings, listen: SocketAddr, repairs: &Arc<Repairs>) -> Resu
         report_rivals(link);
         let watched = LinkRepair::new(&device, Arc::clone(repairs));
         repair =
-            Some(watched.map_err(|error| Error::Running(format!("cannot watch {device}: {}", errno::text(&error))))?);
+            Some(watched.map_err(|error| {
+                Error::Running(format!("cannot watch {device} by netlink: {}", errno::text(&error)))
+            })?);
         link.configure(&Namespace::Own).map_err(|error| Error::Running(error.to_string()))?;
     }
     let name = instance_name(settings, &device);
@@ -368,7 +378,9 @@ fn bind_hint(error: &std::io::Error, listen: SocketAddr) -> String {
         std::io::ErrorKind::AddrNotAvailable => {
             format!(": {} is no address of this machine, see listen.host", listen.ip())
         }
-        std::io::ErrorKind::PermissionDenied => ": ports below 1024 need CAP_NET_BIND_SERVICE".to_owned(),
+        std::io::ErrorKind::PermissionDenied if (1..1024).contains(&listen.port()) => {
+            ": ports below 1024 need CAP_NET_BIND_SERVICE".to_owned()
+        }
         _ => String::new(),
     }
 }

@@ -7,13 +7,15 @@ use std::io;
 
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
+use crate::linux::errno;
+
 /// Keeps the held capabilities that are in `wanted`, for this thread, for threads that it starts later, and across
 /// execve.
 ///
 /// # Errors
 /// Returns an error if the kernel refuses.
 pub(crate) fn keep(wanted: CapabilitySet) -> io::Result<()> {
-    let held = rustix::thread::capabilities(None)?.permitted;
+    let held = rustix::thread::capabilities(None).map_err(|error| errno::of_call("capget", error))?.permitted;
     // After a change of user they are still permitted, but no longer effective.
     hold(held)?;
     if held.contains(CapabilitySet::SETPCAP) {
@@ -21,19 +23,19 @@ pub(crate) fn keep(wanted: CapabilitySet) -> io::Result<()> {
             match rustix::thread::remove_capability_from_bounding_set(capability) {
                 // An older kernel, which does not know this capability.
                 Ok(()) | Err(rustix::io::Errno::INVAL) => {}
-                Err(errno) => return Err(errno.into()),
+                Err(error) => return Err(errno::of_call("prctl(PR_CAPBSET_DROP)", error)),
             }
         }
     }
-    rustix::thread::clear_ambient_capability_set()?;
-    rustix::thread::set_no_new_privs(true)?;
+    rustix::thread::clear_ambient_capability_set().map_err(|error| errno::of_call("prctl(PR_CAP_AMBIENT)", error))?;
+    rustix::thread::set_no_new_privs(true).map_err(|error| errno::of_call("prctl(PR_SET_NO_NEW_PRIVS)", error))?;
     hold(held.intersection(wanted))
 }
 
 /// Limits this thread, and threads that it starts later, to these capabilities, with no way to regain others.
 pub(crate) fn hold(set: CapabilitySet) -> io::Result<()> {
     let sets = CapabilitySets { effective: set, permitted: set, inheritable: CapabilitySet::empty() };
-    Ok(rustix::thread::set_capabilities(None, sets)?)
+    rustix::thread::set_capabilities(None, sets).map_err(|error| errno::of_call("capset", error))
 }
 
 /// Gives these capabilities up for this thread, and threads that it starts later.

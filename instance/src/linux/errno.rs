@@ -19,6 +19,12 @@ pub(crate) fn symbol(code: i32) -> String {
     format!("{:?}", nix::errno::Errno::from_raw(code))
 }
 
+/// The error with the call that it is about.
+pub(crate) fn of_call(call: &str, error: impl Into<std::io::Error>) -> std::io::Error {
+    let error = error.into();
+    std::io::Error::new(error.kind(), format!("{call}: {}", text(&error)))
+}
+
 /// A system error that displays in Go's wording.
 #[derive(Debug)]
 pub(crate) struct Plain(pub(crate) std::io::Error);

@@ -68,6 +68,12 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether somebody removed the tun device: the kernel says so of a queue, which no other error does.
+    #[must_use]
+    pub fn is_device_gone(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.raw_os_error() == Some(libc::EBADFD))
+    }
+
     pub(super) fn io(what: &'static str, errno: nix::errno::Errno) -> Self {
         Self::Io { what, source: errno.into() }
     }

@@ -64,7 +64,7 @@ impl Control {
         let mailbox = self.shared.mailbox.as_fd();
         let changes = watch.and_then(InterfaceWatch::changes);
         let ready = readable(mailbox, changes.unwrap_or(mailbox), timeout)
-            .map_err(|errno| Error::io("cannot poll the control queue", errno))?;
+            .map_err(|errno| Error::io("cannot wait for the control queue (ppoll)", errno))?;
         if ready.second
             && changes.is_some()
             && let Some(watch) = &mut self.interfaces

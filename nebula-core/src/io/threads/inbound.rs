@@ -67,7 +67,7 @@ impl Inbound {
             self.serve_early()?;
         }
         let received = self.receiver.receive(&self.socket);
-        if !received.map_err(|source| Error::Io { what: "cannot receive from the UDP socket", source })? {
+        if !received.map_err(|source| Error::Io { what: "cannot receive from the UDP socket (recvmsg)", source })? {
             return Ok(true);
         }
         let now = clock::now();

@@ -74,7 +74,7 @@ fn serve(shared: &Shared, pace: &mut Pace, service: &mut impl Service, mut load:
             break;
         }
         let timeout = service.timeout(now, &load);
-        service.wait(timeout).map_err(|errno| Error::io("cannot wait for packets", errno))?;
+        service.wait(timeout).map_err(|errno| Error::io("cannot wait for packets (ppoll)", errno))?;
         if timeout.is_some() {
             service.cool();
         }
@@ -143,7 +143,7 @@ impl QueueThread {
         while !shared.is_stopping() {
             if relieved {
                 let wait = readable(&self.duty.needed, &shared.halt, None);
-                if !wait.map_err(|errno| Error::io("cannot wait for load", errno))?.first {
+                if !wait.map_err(|errno| Error::io("cannot wait for load (ppoll)", errno))?.first {
                     continue;
                 }
             }

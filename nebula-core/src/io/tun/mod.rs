@@ -268,7 +268,8 @@ fn open_queue(name: &str, flags: c_int) -> io::Result<(OwnedFd, String)> {
     unsafe { ioctl::set_interface(fd.as_raw_fd(), &raw const request) }.map_err(|errno| {
         let help = match errno {
             Errno::EBUSY => "an interface of this name exists already, and is no persistent tun device that is free",
-            Errno::EPERM => "CAP_NET_ADMIN is needed in this network namespace",
+            Errno::EPERM => "CAP_NET_ADMIN is needed in this network namespace, and ioctl(2) must be allowed",
+            Errno::ENOSYS => "the filter of system calls of this container forbids ioctl(2)",
             Errno::EINVAL => "not a usable interface name, or a device of another kind has it",
             _ => "the kernel refused",
         };

@@ -82,12 +82,19 @@ impl UdpSocket {
         if share_port {
             setsockopt(&fd, sockopt::ReusePort, &true)?;
         }
-        // Without the privilege to exceed the system's limit, get as near to it as allowed.
-        if options.read_buffer > 0 && setsockopt(&fd, sockopt::RcvBufForce, &options.read_buffer).is_err() {
-            setsockopt(&fd, sockopt::RcvBuf, &options.read_buffer)?;
+        // Without the privilege to exceed the system's limit, get as near to it as allowed. A smaller buffer only loses more of
+        // a burst.
+        if options.read_buffer > 0
+            && setsockopt(&fd, sockopt::RcvBufForce, &options.read_buffer).is_err()
+            && let Err(errno) = setsockopt(&fd, sockopt::RcvBuf, &options.read_buffer)
+        {
+            tracing::warn!(%errno, "the receive buffer of the UDP socket (SO_RCVBUF) stays as it is");
         }
-        if options.write_buffer > 0 && setsockopt(&fd, sockopt::SndBufForce, &options.write_buffer).is_err() {
-            setsockopt(&fd, sockopt::SndBuf, &options.write_buffer)?;
+        if options.write_buffer > 0
+            && setsockopt(&fd, sockopt::SndBufForce, &options.write_buffer).is_err()
+            && let Err(errno) = setsockopt(&fd, sockopt::SndBuf, &options.write_buffer)
+        {
+            tracing::warn!(%errno, "the send buffer of the UDP socket (SO_SNDBUF) stays as it is");
         }
         // Kernels before 4.18 (GSO) and 5.0 (GRO) do not know these.
         let gso = options.offloads && getsockopt(&fd, sockopt::UdpGsoSegment).is_ok();

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use crate::forward::Received;
 use crate::io::region::Region;
+use crate::io::udp::send::is_forbidden;
 use crate::io::udp::{UdpSocket, unmapped};
 
 // The largest UDP payload, joined or not, fits.
@@ -85,10 +86,16 @@ impl Receiver {
                 std::ptr::null_mut(),
             )
         };
-        let Ok(count) = usize::try_from(count) else {
-            let error = io::Error::last_os_error();
-            self.slots = 1;
-            return if is_passing(&error) { Ok(false) } else { Err(error) };
+        let count = usize::try_from(count).or_else(|_| match io::Error::last_os_error() {
+            error if is_forbidden(&error) => receive_one(socket, &mut messages[0]),
+            error => Err(error),
+        });
+        let count = match count {
+            Ok(count) => count,
+            Err(error) => {
+                self.slots = 1;
+                return if is_passing(&error) { Ok(false) } else { Err(error) };
+            }
         };
         for (index, message) in messages[..count].iter().enumerate() {
             let len = (message.msg_len as usize).min(SLOT_BYTES);
@@ -109,6 +116,14 @@ impl Receiver {
         };
         Ok(true)
     }
+}
+
+/// Receives one message, where the call for several is forbidden. Returns that it is one.
+fn receive_one(socket: &UdpSocket, message: &mut libc::mmsghdr) -> io::Result<usize> {
+    // SAFETY: the header points to a name, a slice, control data and a slot that outlive the call, each with its true length.
+    let len = unsafe { libc::recvmsg(socket.as_fd().as_raw_fd(), &raw mut message.msg_hdr, libc::MSG_DONTWAIT) };
+    message.msg_len = u32::try_from(len).map_err(|_| io::Error::last_os_error())?;
+    Ok(1)
 }
 
 /// Errors that concern one peer or one moment, not the socket.

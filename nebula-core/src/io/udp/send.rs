@@ -201,7 +201,23 @@ fn send_batch(socket: &UdpSocket, arena: &[u8], messages: &[Message]) -> io::Res
             (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as _,
         )
     };
-    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+    usize::try_from(sent).or_else(|_| match io::Error::last_os_error() {
+        error if is_forbidden(&error) => {
+            // SAFETY: the first header, as above.
+            let sent = unsafe {
+                let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+                libc::sendmsg(socket.as_fd().as_raw_fd(), &raw const headers[0].msg_hdr, flags)
+            };
+            if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(1) }
+        }
+        error => Err(error),
+    })
+}
+
+/// Whether a filter of system calls may have refused the call for several messages, as those of old container runtimes do. The
+/// call for one message then says what the matter is.
+pub(super) fn is_forbidden(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM))
 }
 
 fn write_segment_size(header: &libc::msghdr, size: u16) {
