@@ -295,9 +295,9 @@ impl<'a> Attachment<'a> {
                     format!("{} belongs to container {}", self.files.record().display(), other.target.container_id);
                 return Err(Error::new(code::CONFIG, msg));
             }
-            // Also if there is no record, because an instance may have outlived it; but the search for that takes the longer
-            // the more processes the node runs, and a new pod has none.
-            Found::Nothing if mode == Mode::NewPod && self.files.have_left_nothing() => {}
+            // Also if there is no record, because an instance may have outlived it, with the whole state folder gone; but the
+            // search for that takes the longer the more processes the node runs, and a new pod has neither it nor its device.
+            Found::Nothing if mode == Mode::NewPod && self.files.have_left_nothing() && !self.has_device(host) => {}
             _ if stays_closed => detach_closed(&self.files, host)?,
             _ => detach(&self.files, host)?,
         }
@@ -352,6 +352,11 @@ impl<'a> Attachment<'a> {
             .as_ref()
             .map(|(_, capture)| host.captures.unguarded(capture).is_ok_and(|missing| missing.is_empty()));
         isolated != Some(false) && captured != Some(false)
+    }
+
+    /// Whether the pod has a device of this name already.
+    fn has_device(&self, host: &Host<'_>) -> bool {
+        host.namespaces.link(&self.netns, self.device).is_ok_and(|link| link.is_some())
     }
 
     /// Undoes a failed attachment.

@@ -34,7 +34,7 @@ pub fn run(request: &Attach, host: &Host<'_>) -> Result<(), Error> {
         Found::Nothing if enrolled(request, &settings, host, deadline)?.is_none() => return Ok(()),
         Found::Record(_) | Found::Nothing => {
             let msg = format!("container {} has no tunnel on this node", request.key.container_id);
-            return Err(Error::new(code::UNKNOWN_CONTAINER, msg));
+            return Err(Error::new(code::UNKNOWN_CONTAINER, msg).details(NO_RECORD_HELP));
         }
         Found::Garbage(why) => {
             return Err(Error::new(code::IO, format!("the record {} is damaged: {why}", files.record().display())));
@@ -150,6 +150,8 @@ fn check_link(link: &Link, device: &str, overlay: &[String]) -> Result<(), Error
     }
 }
 
+const NO_RECORD_HELP: &str = "there is no record of it in \"stateDir\"; if that folder was emptied, the node agent attaches the pod \
+                              again, or delete the pod";
 const GUARD_HELP: &str = "\"nebula-cni-plugin reconcile\" and the next ADD of any pod make them again";
 const CAPTURE_HELP: &str = "\"nebula-cni-plugin reconcile\" and the node agent make it again";
 const RESTART_HELP: &str = "it is started again within a moment; if this repeats, see its log, or delete the pod";

@@ -38,6 +38,7 @@ mod control_groups;
 mod credentials;
 mod dns;
 mod doctor;
+mod emptied_state;
 mod enrol_timer;
 mod enrolment;
 mod fake_ca;

@@ -359,7 +359,7 @@ fn failed(node: &Node, cluster: &Cluster, verb: &str, pod: &str) -> Value {
 }
 
 /// Calls our plugin with the same input as its ADD, for the same or another verb.
-fn call_again(cluster: &Cluster, node: &Node, verb: &str) {
+pub(crate) fn call_again(cluster: &Cluster, node: &Node, verb: &str) {
     let calls = std::fs::read_to_string(node.dir.join("calls.jsonl")).expect("a record of the calls");
     let mut calls = calls.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
     let add = calls.rfind(|call| call["command"] == "ADD" && call["type"] == "nebula-cni-plugin").expect("an ADD");
