@@ -54,7 +54,7 @@ const KINDS: &[(&str, &[Call])] = &[
             (libc::SYS_setsockopt, &[(1, libc::SOL_SOCKET), (2, libc::SO_SNDBUF)]),
         ],
     ),
-    ("capset", &[(libc::SYS_capset, &[]), (libc::SYS_capget, &[])]),
+    ("capget", &[(libc::SYS_capset, &[]), (libc::SYS_capget, &[])]),
     ("setrlimit", &[(libc::SYS_setrlimit, &[]), (libc::SYS_prlimit64, &[])]),
     ("statx", &[(libc::SYS_statx, &[])]),
     ("clone3", &[(libc::SYS_clone3, &[])]),
