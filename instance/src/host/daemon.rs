@@ -28,6 +28,7 @@ use crate::host::report::Report;
 use crate::host::rivals;
 use crate::host::subnets::Subnets;
 use crate::host::system_routes::{self, Overlay};
+use crate::host::unmet::Unmet;
 use crate::linux::clock::unix_now;
 use crate::linux::errno;
 use crate::linux::memory;
@@ -165,8 +166,9 @@ impl Loaded {
         // While this is the only thread: with a second one, registering for membarrier(2) waits 10 ms in the kernel.
         // `_files` removes the control sockets when this function returns, for whatever reason.
         let repairs = Arc::new(Repairs::default());
+        let unmet = Arc::new(Unmet::default());
         let Opened { driver, device, link, repair, controls, control, files: _files, udp } =
-            open(&settings, listen, &repairs)?;
+            open(&settings, listen, &repairs, &unmet)?;
         log_start(&settings, &device, udp);
         let handle = driver.handle();
         let subnets = Arc::new(Subnets::new(handle.clone(), settings.tun.routes.subnet_routes()));
@@ -180,10 +182,11 @@ impl Loaded {
         let metrics = Arc::new(Metrics::new(
             &settings,
             handle.clone(),
-            (Arc::clone(&handshakes), repairs, Arc::clone(&renewals)),
+            (Arc::clone(&handshakes), repairs, Arc::clone(&renewals), Arc::clone(&unmet)),
             watched,
         ));
-        let link = Link { overlay: link, sockets: controls, subnets, metrics: Arc::clone(&metrics) };
+        let (metrics_of_link, unmet_of_link) = (Arc::clone(&metrics), Arc::clone(&unmet));
+        let link = Link { overlay: link, sockets: controls, subnets, metrics: metrics_of_link, unmet: unmet_of_link };
         let enrolment = settings.operation.enrolment.clone();
         let own = settings.pki.as_ref().map(|pki| pki.identity.clone());
         let reloader = Reloader::new(self.path, &self.tree, settings, handle.clone(), link);
@@ -193,7 +196,7 @@ impl Loaded {
             Renewal::start(&folder, &own, Arc::clone(&reloader), Arc::clone(&renewals))
                 .map_err(start("Failed to start a thread"))?;
         }
-        let facts = Facts { device: device.clone(), udp, started: unix_now(), renewals };
+        let facts = Facts { device: device.clone(), udp, started: unix_now(), renewals, unmet };
         let service = Arc::new(ControlService { handle: handle.clone(), reloader: Arc::clone(&reloader), facts });
         #[cfg(feature = "ssh")]
         service.reloader().attach(crate::host::ssh::Console::new(&service));
@@ -289,7 +292,7 @@ struct Opened {
 
 /// Opens device, sockets and driver. From here on the system is changed; everything opened is closed when the driver
 /// ends.
-fn open(settings: &Settings, listen: SocketAddr, repairs: &Arc<Repairs>) -> Result<Opened, Error> {
+fn open(settings: &Settings, listen: SocketAddr, repairs: &Arc<Repairs>, unmet: &Arc<Unmet>) -> Result<Opened, Error> {
     let Some(pki) = &settings.pki else {
         return Err(Error::Start { message: "Could not load client cert", cause: "no certificate".to_owned() });
     };
@@ -330,7 +333,7 @@ fn open(settings: &Settings, listen: SocketAddr, repairs: &Arc<Repairs>) -> Resu
         link.configure(&Namespace::Own).map_err(|error| Error::Running(error.to_string()))?;
     }
     let name = instance_name(settings, &device);
-    let (control, files) = ControlSockets::open(&settings.operation, name, user.clone());
+    let (control, files) = ControlSockets::open(&settings.operation, name, user.clone(), unmet);
     if let Some(user) = &user {
         // Must precede any other thread, so that every thread inherits the user and capabilities of this one.
         user.assume(kept_capabilities(settings)).map_err(become_user)?;

@@ -13,6 +13,7 @@ use crate::host::control::{ControlService, ControlSockets};
 use crate::host::file_watch::FileWatch;
 use crate::host::link_repair::{DeviceGone, LinkRepair};
 use crate::host::reload::Reloader;
+use crate::host::unmet;
 use crate::linux::clock::{now, unix_now};
 use crate::linux::memory;
 use crate::linux::signals::{Arrived, Signal, go_name};
@@ -41,6 +42,7 @@ impl Housekeeping {
         files.forget_changes(&self.reloader().files());
         let mut expiry_due = now();
         let mut last_check = now();
+        let mut flows_due = now() + unmet::LOOK_INTERVAL;
         let mut release_memory_at = Some(now() + RELEASE_MEMORY_AFTER);
         loop {
             if now() >= expiry_due {
@@ -52,7 +54,7 @@ impl Housekeeping {
             let check_due = watch.map(|interval| last_check + interval);
             let repair_due = self.repair.as_ref().and_then(LinkRepair::due);
             let listeners_due = self.reloader().listeners_due();
-            let due = [check_due, release_memory_at, repair_due, listeners_due, self.control.due()];
+            let due = [check_due, release_memory_at, repair_due, listeners_due, self.control.due(), Some(flows_due)];
             self.wait(due.into_iter().flatten().fold(expiry_due, Instant::min));
             if release_memory_at.take_if(|due| now() >= *due).is_some() {
                 memory::release_program_pages();
@@ -68,6 +70,10 @@ impl Housekeeping {
                 // `reload` logs its own failure.
                 let _ = self.reloader().reload(unix_now());
                 expiry_due = now();
+            }
+            if now() >= flows_due {
+                flows_due = now() + unmet::LOOK_INTERVAL;
+                self.service.facts.unmet.look_at_flows(&self.handle.counters(), now());
             }
             self.reloader().retry_listeners(now());
             self.control.attend(now());

@@ -19,3 +19,4 @@ mod rivals;
 mod ssh;
 mod subnets;
 pub(crate) mod system_routes;
+pub(crate) mod unmet;

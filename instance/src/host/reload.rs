@@ -13,9 +13,10 @@ use crate::host::account;
 use crate::host::dns::{self, HostResolver, Registered, Resolving, Served};
 use crate::host::file_watch::{self, Stamp};
 use crate::host::listener_slot::{ListenerSlot, Missing};
-use crate::host::reloaded::{self, Reloaded, check_identity};
+use crate::host::reloaded::{self, Reloaded, check_identity, needs_restart};
 use crate::host::report::Report;
 use crate::host::subnets::Subnets;
+use crate::host::unmet::Unmet;
 use crate::linux::{clock, errno};
 use crate::metrics::{Emitter, Metrics};
 use crate::names::NameWatch;
@@ -26,6 +27,8 @@ use crate::overlay::link::OverlayLink;
 pub(crate) struct Reloader {
     path: PathBuf,
     current: Settings,
+    /// Some of them stay in force until the next start.
+    started_with: Box<Settings>,
     handle: Handle,
     link: Link,
     names: Option<NameWatch>,
@@ -60,6 +63,7 @@ pub(crate) struct Link {
     /// Routes to networks behind other nodes.
     pub(crate) subnets: Arc<Subnets>,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) unmet: Arc<Unmet>,
 }
 
 impl Reloader {
@@ -69,6 +73,7 @@ impl Reloader {
         let credentials = config::credential_files(tree);
         let mut reloader = Self {
             path,
+            started_with: Box::new(current.clone()),
             current,
             handle,
             link,
@@ -86,6 +91,7 @@ impl Reloader {
         reloader.watch_names();
         reloader.serve_dns();
         reloader.serve_resolver();
+        reloader.note_listeners();
         reloader
     }
 
@@ -94,6 +100,7 @@ impl Reloader {
     pub(crate) fn attach(&mut self, mut console: crate::host::ssh::Console) {
         console.configure(self.current.sshd.as_ref());
         self.console = Some(console);
+        self.note_listeners();
     }
 
     /// The settings in force.
@@ -195,6 +202,8 @@ impl Reloader {
         if Resolving::of(&self.current) != resolving || self.resolver.missing().is_some() {
             self.serve_resolver();
         }
+        self.note_listeners();
+        self.link.unmet.note_at_next_start(needs_restart(&self.started_with, &self.current));
         // Last, because by now the node knows the gateways of the new routes.
         self.update_link();
         Ok(())
@@ -282,26 +291,30 @@ impl Reloader {
         if let Some(console) = &mut self.console {
             console.retry(now);
         }
+        self.note_listeners();
     }
 
     /// When to call [`Reloader::retry_listeners`]; `None` while everything that is configured is open.
     pub(crate) fn listeners_due(&self) -> Option<Instant> {
-        self.missing_listeners().map(|(_, missing)| missing.next).min()
+        self.listeners().into_iter().filter_map(|(_, missing)| Some(missing?.next)).min()
     }
 
-    /// The listeners that the configuration asks for and that are not open, by the section of the configuration.
-    pub(crate) fn missing_listeners(&self) -> impl Iterator<Item = (&'static str, &Missing)> {
+    fn note_listeners(&self) {
+        self.listeners().into_iter().for_each(|(section, missing)| self.link.unmet.note_listener(section, missing));
+    }
+
+    /// Why those listeners are not open that should be, by the section of the configuration.
+    fn listeners(&self) -> [(&'static str, Option<&Missing>); 4] {
         #[cfg(feature = "ssh")]
         let console = self.console.as_ref().and_then(crate::host::ssh::Console::missing);
         #[cfg(not(feature = "ssh"))]
         let console = None;
-        let all = [
+        [
             ("stats", self.emitter.missing()),
             ("lighthouse.dns", self.dns.missing()),
             ("resolver", self.resolver.missing()),
             ("sshd", console),
-        ];
-        all.into_iter().filter_map(|(section, missing)| Some((section, missing?)))
+        ]
     }
 
     fn serve_stats(&mut self) {

@@ -19,6 +19,7 @@ pub(crate) use handshakes::Handshakes;
 use crate::config::{Settings, Sink, Stats};
 use crate::go::firewall_hash;
 use crate::host::renewal_health::RenewalHealth;
+use crate::host::unmet::Unmet;
 use crate::linux::clock;
 use handshakes::Summary;
 
@@ -29,6 +30,7 @@ pub(crate) struct Metrics {
     handshakes: Arc<Handshakes>,
     repairs: Arc<Repairs>,
     renewals: Arc<RenewalHealth>,
+    unmet: Arc<Unmet>,
     sockets: Vec<SocketControl>,
     facts: Mutex<Facts>,
 }
@@ -109,10 +111,10 @@ impl Metrics {
     pub(crate) fn new(
         settings: &Settings,
         handle: Handle,
-        (handshakes, repairs, renewals): (Arc<Handshakes>, Arc<Repairs>, Arc<RenewalHealth>),
+        (handshakes, repairs, renewals, unmet): (Arc<Handshakes>, Arc<Repairs>, Arc<RenewalHealth>, Arc<Unmet>),
         sockets: Vec<SocketControl>,
     ) -> Self {
-        let metrics = Self { handle, handshakes, repairs, renewals, sockets, facts: Mutex::default() };
+        let metrics = Self { handle, handshakes, repairs, renewals, unmet, sockets, facts: Mutex::default() };
         metrics.update(settings, false);
         metrics
     }
@@ -149,6 +151,9 @@ impl Metrics {
         add(Kind::Gauge, "certificate.ttl_seconds", (facts.not_after - now) as f64);
         let failing = self.renewals.failing_seconds(clock::now());
         add(Kind::Gauge, "certificate.renewal_failing_seconds", failing as f64);
+        let (listeners, at_next_start) = self.unmet.counts();
+        add(Kind::Gauge, "config.missing_listeners", listeners as f64);
+        add(Kind::Gauge, "config.at_next_start", at_next_start as f64);
         add(Kind::Gauge, "certificate.initiating_version", f64::from(facts.initiating_version));
         add(Kind::Gauge, "certificate.max_version", f64::from(facts.max_version));
         add(Kind::Gauge, "firewall.rules.hash", f64::from(facts.rules_hash));

@@ -8,7 +8,7 @@
 
 use crate::loopback;
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use loopback::{Daemon, Network, free_udp_port, ours};
+use loopback::{Daemon, Network, free_tcp_port, free_udp_port, ours};
 use serde_json::Value;
 
 /// A lighthouse and a client that has a tunnel with it.
@@ -321,4 +321,57 @@ fn changed_files_are_obeyed_without_a_signal_and_bad_ones_refused() {
     pair.wait("reload", || pair.client.log().matches("New firewall has been installed").count() > 1);
     std::thread::sleep(Duration::from_millis(500));
     assert_eq!(pair.client.log().matches("Files of the configuration changed").count(), 2, "{}", pair.client.log());
+}
+
+#[test]
+fn what_the_configuration_asks_for_and_a_daemon_does_not_do_is_in_status_doctor_and_metrics() {
+    let (network, sockets) = (Network::new(), tempfile::tempdir().unwrap());
+    let path = sockets.path().join("x.sock");
+    let settings = |stats: u16, listen: u16| {
+        format!(
+            "listen: {{host: 127.0.0.1, port: {listen}}}\n\
+             stats: {{type: prometheus, listen: '127.0.0.1:{stats}', path: /m, namespace: nebula, interval: 1s}}\n\
+             daemon: {{control_socket: {}}}",
+            path.display()
+        )
+    };
+    let metric = |port: u16, name: &str| {
+        let mut page = String::new();
+        let mut client = TcpStream::connect(("127.0.0.1", port)).ok()?;
+        client.write_all(b"GET /m HTTP/1.0\r\n\r\n").ok()?;
+        client.read_to_string(&mut page).ok()?;
+        page.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(' ')?.to_owned()))
+    };
+    let until = |what: &str, done: &dyn Fn() -> bool| {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !done() {
+            assert!(Instant::now() < end, "{what}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    let ask = |command: &str| {
+        let output = Command::new(ours()).args(["ctl", "--socket"]).arg(&path).arg(command).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let (first_stats, second_stats) = (free_tcp_port(), free_tcp_port());
+    let first = network.start(&ours(), "first", &["10.42.0.1/16"], &settings(first_stats, 0));
+    until("the first socket", &|| path.exists() && metric(first_stats, "nebula_config_missing_listeners").is_some());
+    assert_eq!(metric(first_stats, "nebula_config_missing_listeners").as_deref(), Some("0"));
+
+    // Another daemon that wants the same control socket.
+    let second = network.start(&ours(), "second", &["10.42.0.2/16"], &settings(second_stats, 0));
+    until("a metric", &|| metric(second_stats, "nebula_config_missing_listeners").as_deref() == Some("1"));
+    assert!(second.log().contains("Failed to open the control socket"), "{}", second.log());
+    drop(second);
+
+    // A port that a reload cannot change.
+    assert!(ask("status").contains("at next start  -"), "{}", ask("status"));
+    first.reload(&settings(first_stats, free_udp_port()));
+    until("a metric", &|| metric(first_stats, "nebula_config_at_next_start").as_deref() == Some("1"));
+    assert!(first.log().contains("takes effect at the next start"), "{}", first.log());
+    let (status, doctor) = (ask("status"), ask("doctor"));
+    assert!(status.lines().any(|line| line.starts_with("at next start") && line.contains("listen.port")), "{status}");
+    assert!(doctor.contains("[at_next_start]") && doctor.contains("listen.port"), "{doctor}");
+    first.reload(&settings(first_stats, 0));
+    until("a metric", &|| metric(first_stats, "nebula_config_at_next_start").as_deref() == Some("0"));
 }

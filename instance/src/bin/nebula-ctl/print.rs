@@ -77,16 +77,29 @@ fn status(answer: &Value) -> String {
         ("lighthouses", if lighthouses.is_empty() { "-".to_owned() } else { lighthouses.join(", ") }),
         ("peers", format!("{} ({} handshaking)", show(&answer["peers"]), show(&answer["handshaking"]))),
         ("tunnels", show(&answer["tunnels"])),
-        ("flows", show(&answer["flows"])),
+        ("flows", flows(answer)),
         ("certificate", left.map_or_else(|| "-".to_owned(), expiry)),
         ("renewal", renewal(&answer["enrolment"])),
         ("configuration", show(&answer["config"])),
         ("last reload", reload),
+        ("at next start", list(&answer["at_next_start"])),
+        ("not listening", not_listening(&answer["missing_listeners"])),
         ("log level", show(&answer["log_level"])),
         ("version", format!("{} (pid {})", show(&answer["version"]), show(&answer["pid"]))),
         ("uptime", answer["uptime_seconds"].as_i64().map_or_else(|| "-".to_owned(), span)),
     ]);
     if items(&answer["relays"]).is_empty() { text } else { text + "\n" + &relays(answer) }
+}
+
+fn flows(answer: &Value) -> String {
+    let flows = show(&answer["flows"]);
+    if answer["full_flow_table"].is_object() { format!("{flows} (FULL: new ones are refused)") } else { flows }
+}
+
+fn not_listening(missing: &Value) -> String {
+    let told = items(missing).iter().map(|it| format!("{} ({})", show(&it["section"]), show(&it["error"])));
+    let told: Vec<_> = told.collect();
+    if told.is_empty() { "-".to_owned() } else { told.join(", ") }
 }
 
 fn renewal(enrolment: &Value) -> String {

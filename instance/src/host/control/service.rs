@@ -17,6 +17,7 @@ use super::refusal::Refusal;
 use super::request::Request;
 use crate::host::reload::Reloader;
 use crate::host::renewal_health::RenewalHealth;
+use crate::host::unmet::Unmet;
 use crate::linux::clock::{self, now, unix_now};
 use crate::linux::kernel_view;
 use crate::log;
@@ -37,6 +38,7 @@ pub(crate) struct Facts {
     pub(crate) started: UnixTime,
     /// Whether its certificate is renewed.
     pub(crate) renewals: Arc<RenewalHealth>,
+    pub(crate) unmet: Arc<Unmet>,
 }
 
 type Answered = Result<Value, Refusal>;
@@ -84,7 +86,7 @@ impl ControlService {
         let lighthouses = lighthouses.map(|it| json!({"address": it.to_string(), "connected": has_tunnel(it)}));
         let last = reloader.last().map(|last| json!({"at": last.at, "error": last.error}));
         let (now, renewals) = (unix_now(), self.facts.renewals.to_json(now()));
-        json!({
+        let mut told = json!({
             "version": env!("CARGO_PKG_VERSION"),
             "pid": std::process::id(),
             "uptime_seconds": now - self.facts.started,
@@ -112,7 +114,9 @@ impl ControlService {
             "device_up": (!settings.tun.disabled).then(|| {
                 kernel_view::link(&self.facts.device).is_ok_and(|link| link.up)
             }),
-        })
+        });
+        self.tell_unmet(&mut told);
+        told
     }
 
     fn peers(&self) -> Value {
@@ -234,25 +238,28 @@ impl ControlService {
 
     /// Collecting takes seconds, so the lock is not held meanwhile.
     fn told(&self, tell: impl FnOnce(&Sources<'_>) -> Value) -> Value {
-        let (settings, last, on_disk, names, missing) = {
+        let (settings, last, on_disk, names) = {
             let reloader = self.reloader();
-            let missing = reloader.missing_listeners().map(|(section, missing)| {
-                let seconds = now().saturating_duration_since(missing.since).as_secs();
-                json!({"section": section, "error": missing.error, "for_seconds": seconds})
-            });
-            let missing: Value = missing.collect();
             let last = reloader.last().map(|last| json!({"at": last.at, "error": last.error}));
-            (reloader.settings().clone(), last, reloader.on_disk(unix_now()), reloader.registered_names(), missing)
+            (reloader.settings().clone(), last, reloader.on_disk(unix_now()), reloader.registered_names())
         };
         let Facts { device, udp, .. } = &self.facts;
         let (settings, now) = (&settings, unix_now());
         let sources = Sources { handle: &self.handle, settings, device, udp: *udp, names, now };
         let mut told = tell(&sources);
-        told["missing_listeners"] = missing;
+        self.tell_unmet(&mut told);
         told["enrolment"] = self.facts.renewals.to_json(clock::now());
         let (refused, remarks) = on_disk;
         told["configuration"] = json!({"last_reload": last, "refused": refused, "remarks": remarks});
         told
+    }
+
+    fn tell_unmet(&self, told: &mut Value) {
+        let (unmet, now) = (&self.facts.unmet, now());
+        unmet.look_at_flows(&self.handle.counters(), now);
+        told["missing_listeners"] = unmet.listeners(now);
+        told["at_next_start"] = unmet.at_next_start();
+        told["full_flow_table"] = unmet.full_flow_table(now);
     }
 
     /// Finds a peer by address, or by name if it has a tunnel. Returns its address and its tunnels.

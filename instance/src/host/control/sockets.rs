@@ -10,6 +10,7 @@ use super::socket::{ControlSocket, SocketFile};
 use crate::config::{ControlPath, Operation, Whois};
 use crate::host::account::Account;
 use crate::host::listener_slot::ListenerSlot;
+use crate::host::unmet::Unmet;
 use crate::linux::clock;
 
 /// The control socket and the one for whois, as far as they are configured.
@@ -21,6 +22,7 @@ pub(crate) struct ControlSockets {
     owner: Option<Account>,
     slots: [ListenerSlot<ControlSocket>; 2],
     files: SocketFiles,
+    unmet: Arc<Unmet>,
     /// When to look whether the files are still there.
     look_at: Instant,
 }
@@ -48,13 +50,19 @@ impl Drop for RemovedAtEnd {
 
 impl ControlSockets {
     /// Opens the sockets that `operation` asks for. `name` and `owner`: see [`ControlSocket::open`].
-    pub(crate) fn open(operation: &Operation, name: String, owner: Option<Account>) -> (Self, RemovedAtEnd) {
+    pub(crate) fn open(
+        operation: &Operation,
+        name: String,
+        owner: Option<Account>,
+        unmet: &Arc<Unmet>,
+    ) -> (Self, RemovedAtEnd) {
         let now = clock::now();
         let slots = ["Failed to open the control socket", "Failed to open daemon.whois_socket"].map(ListenerSlot::new);
         let (control, whois) = (operation.control.clone(), operation.whois.clone());
         let files = SocketFiles::default();
         let removed = RemovedAtEnd(files.clone());
-        let mut sockets = Self { control, whois, name, owner, slots, files, look_at: now + LOOK_INTERVAL };
+        let mut sockets =
+            Self { control, whois, name, owner, slots, files, unmet: Arc::clone(unmet), look_at: now + LOOK_INTERVAL };
         sockets.open_one(CONTROL, now);
         sockets.open_one(WHOIS, now);
         (sockets, removed)
@@ -111,11 +119,13 @@ impl ControlSockets {
             }
         });
         self.slots[which].open(now, start);
+        self.unmet.note_listener(KEYS[which], self.slots[which].missing());
     }
 }
 
 const CONTROL: usize = 0;
 const WHOIS: usize = 1;
+const KEYS: [&str; 2] = ["daemon.control_socket", "daemon.whois_socket"];
 const LOOK_INTERVAL: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
@@ -134,7 +144,7 @@ mod tests {
             user: None,
             enrolment: None,
         };
-        ControlSockets::open(&operation, "x".to_owned(), None)
+        ControlSockets::open(&operation, "x".to_owned(), None, &Arc::default())
     }
 
     #[test]
@@ -143,11 +153,12 @@ mod tests {
         let path = folder.path().join("x.sock");
         let other = UnixListener::bind(&path).unwrap();
         let (mut sockets, removed) = sockets(&path);
-        assert_eq!(sockets.open_ones().count(), 0);
+        assert_eq!((sockets.open_ones().count(), sockets.unmet.counts().0), (0, 1));
         let due = sockets.due().unwrap();
         drop(other);
         sockets.attend(due);
         assert!(UnixStream::connect(&path).is_ok());
+        assert_eq!(sockets.unmet.counts().0, 0);
         std::fs::remove_file(&path).unwrap();
         let due = sockets.due().unwrap();
         sockets.attend(due);

@@ -22,8 +22,33 @@ pub(super) fn findings(facts: &Value) -> Vec<Finding> {
     found
 }
 
+/// What the configuration asks for and the daemon does not do now.
+pub(super) fn unmet(facts: &Value) -> Vec<Finding> {
+    let mut found = listeners(facts);
+    let waiting = texts(&facts["at_next_start"]);
+    if !waiting.is_empty() {
+        found.push(Finding::warning(
+            "at_next_start",
+            HERE,
+            format!("the configuration changed settings that only a start takes over: {}", waiting.join(", ")),
+            "Restart nebula. Until then the values before are in force.",
+        ));
+    }
+    if let Some(refused) = facts["full_flow_table"]["refused"].as_u64() {
+        let ago = text(&facts["full_flow_table"]["seconds_ago"]);
+        found.push(Finding::error(
+            "full_flow_table",
+            HERE,
+            format!("the flow table is full of live flows: {refused} packets of new flows were refused, the last {ago} s ago"),
+            "Raise firewall.conntrack.max_flows, or lower its time-outs, and run `nebula ctl reload`. `nebula ctl peers` shows who has \
+             tunnels.",
+        ));
+    }
+    found
+}
+
 /// What the configuration asks to listen, and does not.
-pub(super) fn listeners(facts: &Value) -> Vec<Finding> {
+fn listeners(facts: &Value) -> Vec<Finding> {
     let missing = list(&facts["missing_listeners"]).iter();
     missing
         .map(|missing| {
@@ -62,6 +87,7 @@ pub(super) fn of_status(status: &Value) -> Vec<Finding> {
     });
     found.extend(certificate(&validity, &serde_json::json!({"enrolment": status["enrolment"]})));
     found.extend(renewal(&status["enrolment"]));
+    found.extend(unmet(status));
     found.extend(status["last_reload"]["error"].as_str().map(reload_refused));
     if status["device_up"] == false {
         found.push(device_down(&text(&status["device"])));

@@ -64,7 +64,7 @@ impl Finding {
 /// All problems of a host, from the daemon's answer to `doctor`; errors first.
 pub(crate) fn examine(facts: &Value) -> Vec<Finding> {
     let mut findings = host::findings(facts);
-    findings.extend(host::listeners(facts));
+    findings.extend(host::unmet(facts));
     findings.extend(host::configuration(facts));
     for peer in list(&facts["peers"]) {
         findings.extend(peers::findings(facts, peer));

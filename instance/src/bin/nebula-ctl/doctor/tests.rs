@@ -23,7 +23,7 @@ fn facts() -> Value {
             "names": {"domain": "nebula.internal", "server": "10.42.0.7:53", "told": "systemd-resolved", "error": null},
             "clock_step": null,
         },
-        "peers": [], "callers": [], "sends": [], "drops": [], "doubles": [], "same_names": [], "missing_listeners": [], "relays_refused": [],
+        "peers": [], "callers": [], "sends": [], "drops": [], "doubles": [], "same_names": [], "missing_listeners": [], "at_next_start": [], "full_flow_table": null, "relays_refused": [],
         "clocks": [{"peer": "10.42.0.1", "ahead_ms": 300, "lighthouse": true}],
         "unsafe_routes": [], "paths": [], "enrolment": null,
         "configuration": {"refused": [], "remarks": [], "last_reload": null},
@@ -284,6 +284,9 @@ causes! {
     listener_whose_port_another_program_has:
         with(facts(), "/missing_listeners", json!([{"section": "stats", "error": "stats.listen :9100: in use", "for_seconds": 7}]))
         => "not_listening", ["stats", "for 7 s: stats.listen :9100: in use"];
+    setting_that_needs_a_start: with(facts(), "/at_next_start", json!(["listen.port"])) => "at_next_start", ["listen.port", "Restart"];
+    flow_table_without_room: with(facts(), "/full_flow_table", json!({"refused": 41, "seconds_ago": 3}))
+        => "full_flow_table", ["41 packets", "firewall.conntrack.max_flows"];
     host_with_the_name_of_another:
         with(facts(), "/same_names", json!([{"name": "db", "peer": "10.42.0.66", "own_name": false, "holder": "10.42.0.9"}]))
         => "duplicate_name", ["10.42.0.66", "10.42.0.9 has, and had it first"];
