@@ -168,8 +168,13 @@ impl Cluster {
         let entry = Entry::of_list(&json!({"name": "n", "cniVersion": "1.0.0", "plugins": [entry]})).unwrap();
         let (client, shared) = (self.api.clone().start().await, Arc::clone(&self.shared));
         let pod_ranges = vec!["10.244.0.0/16".parse().unwrap()];
-        shared.facts().settings =
-            facts::Settings { pod_ranges, exclude: Vec::new(), load_balancers: Vec::new(), node_ranges: true };
+        shared.facts().settings = facts::Settings {
+            pod_ranges,
+            exclude: Vec::new(),
+            load_balancers: Vec::new(),
+            node_ranges: true,
+            ports: None,
+        };
         let (host, (_, target)) = (self.ca.host(), watch::channel(Some(self.ca.target.clone())));
         self.tasks.push(tokio::spawn(async move {
             let mut followers = JoinSet::new();
@@ -180,6 +185,7 @@ impl Cluster {
 
     fn write(&mut self) {
         let keeper = Keeper {
+            ports: watch::Sender::default(),
             shared: Arc::clone(&self.shared),
             node: "n1".to_owned(),
             writer: Writer::open(&self.path()),
@@ -476,6 +482,7 @@ async fn a_table_that_cannot_be_written_is_told_and_tried_again() {
         shared.facts().is_heard(input);
     }
     let keeper = Keeper {
+        ports: watch::Sender::default(),
         shared: Arc::clone(&shared),
         node: "n1".to_owned(),
         writer: Writer::open(&dir.path().join("cluster/table")),

@@ -99,11 +99,10 @@ fn a_good_configuration_is_printed_and_passes() {
 fn a_bad_rule_fails_the_test_with_its_place() {
     let (code, stdout, _) = test_config("firewall: {inbound: [{port: 1-, proto: tcp, host: any}]}");
     assert_eq!(code, 1);
-    let last = stdout.lines().last().unwrap();
-    assert!(
-        last.contains("level=ERROR msg=\"Error while loading firewall rules\" error=\"firewall.inbound rule #0; "),
-        "{last}"
-    );
+    let [last, reason] = stdout.lines().rev().take(2).collect::<Vec<_>>()[..] else { panic!("{stdout}") };
+    assert!(last.contains("level=ERROR msg=\"") && last.contains("is refused: 1 error(s), see above"), "{last}");
+    let place = "level=ERROR msg=\"Error while loading firewall rules\" error=\"firewall.inbound rule #0; ";
+    assert!(reason.contains(place), "{reason}");
 }
 
 #[test]

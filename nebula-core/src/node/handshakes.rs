@@ -15,6 +15,7 @@ use crate::counters::Direction;
 use crate::diagnosis::{Claimed, Refusal, RefusalReason};
 use crate::handshake::{Error, Initiator, Opened, Own, Pending, Reached, Waiting, respond};
 use crate::index::LocalIndex;
+use crate::lighthouse::Place;
 use crate::tunnel::{Negotiated, Tunnel};
 use crate::wire::header::{HEADER_LEN, Header, MessageType};
 use crate::{Config, DropReason, Event, Origin};
@@ -162,7 +163,9 @@ impl Node {
         likely.truncate(MAX_LIKELY);
         let (peers, lighthouse) = ([peer], &self.lighthouse);
         let rules = self.config.endpoint_rules(&peers);
-        likely.retain(|at| rules.believable(*at) && !endpoints.contains(at) && !lighthouse.is_refused(peer, *at));
+        likely.retain(|at| {
+            rules.believable(*at, Place::Elsewhere) && !endpoints.contains(at) && !lighthouse.is_refused(peer, *at)
+        });
         likely
     }
 

@@ -57,6 +57,7 @@ async fn a_thousand_changed_endpoints_are_in_the_file_soon() {
     *shared.facts() = large();
     println!("the facts take {} kB", resident().saturating_sub(before));
     let keeper = Keeper {
+        ports: watch::Sender::default(),
         shared: Arc::clone(&shared),
         node: "n1".to_owned(),
         writer: Writer::open(&path),

@@ -49,7 +49,7 @@ impl BlockingUdpSocket {
         self.0.socket.local_addr()
     }
 
-    /// How long to wait for a datagram; as [`BlockingStream::set_read_timeout`].
+    /// How long to wait for a datagram; as [`set_read_timeout`](super::BlockingStream::set_read_timeout).
     ///
     /// # Errors
     /// As there.
@@ -57,7 +57,7 @@ impl BlockingUdpSocket {
         self.0.read.set(timeout)
     }
 
-    /// How long to wait for room to send; as [`BlockingStream::set_read_timeout`].
+    /// How long to wait for room to send; as [`set_read_timeout`](super::BlockingStream::set_read_timeout).
     ///
     /// # Errors
     /// As there.
