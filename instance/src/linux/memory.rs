@@ -26,6 +26,32 @@ pub fn release_free_heap() {
     let _ = unsafe { libc::malloc_trim(0) };
 }
 
+/// Returns the pages of the main thread's stack that deeper calls than this one used, and does nothing on other threads. Call it
+/// after work with a deep stack, such as startup.
+#[inline(never)]
+pub fn release_main_stack() {
+    #[cfg(target_os = "linux")]
+    {
+        // SAFETY: only reads a system parameter.
+        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(0);
+        if page == 0 || nix::unistd::gettid() != nix::unistd::getpid() {
+            return;
+        }
+        let here = 0_u8;
+        let here = (&raw const here).cast_mut();
+        // The page below this one is for the frames of this function and of the call.
+        let end = here.wrapping_byte_sub(here.addr() % page + page);
+        let start = end.wrapping_byte_sub(MAIN_STACK);
+        // SAFETY: nothing that lives is below the stack pointer. What is below the main thread's stack is the gap that the kernel
+        // keeps free there (1 MiB), which is no mapping and so is passed over.
+        let _ = unsafe { libc::madvise(start.cast(), MAIN_STACK, libc::MADV_DONTNEED) };
+    }
+}
+
+/// As deep as calls go that are not recursive; a multiple of the page size.
+#[cfg(target_os = "linux")]
+const MAIN_STACK: usize = 256 << 10;
+
 /// Unmaps this program's code and constants. A page is mapped again from the page cache when it is next used. Call it
 /// after work that is not repeated soon, such as reading a configuration.
 pub fn release_program_pages() {
