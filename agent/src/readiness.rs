@@ -31,7 +31,7 @@ pub enum Part {
     /// A lighthouse answers datagrams of this node. Not required: pods whose peers are known go on, and a lighthouse that is down
     /// must not take out every node.
     Underlay,
-    /// Instances on other nodes answer datagrams of this node. Not required, as the one before.
+    /// Instances on other nodes answer datagrams of this node. Not required, for the same reasons as `Underlay`.
     Nodes,
 }
 

@@ -98,8 +98,9 @@ pub struct Target {
 }
 
 impl Target {
-    /// Where the instance begins to look for a free UDP port: see [`port_at`]. It is the same whenever an instance of this
-    /// attachment starts. That of a pod with a UID follows from it alone, so that other nodes know where the pod probably is.
+    /// Where the instance begins to look for a free UDP port: see [`port_at`]. It is the same whenever an instance of
+    /// this attachment starts. That of a pod with a UID follows from it alone, so that other nodes know where the pod
+    /// probably is.
     #[must_use]
     pub fn port_number(&self) -> u32 {
         match self.pod.uid.as_str() {
@@ -120,8 +121,8 @@ fn number_of(parts: &[&str]) -> u32 {
     (hash >> 32) as u32 ^ hash as u32
 }
 
-/// The port of `range`, given by its first and last, that an instance tries after `step` others are taken. `None` after the whole
-/// range, for an empty one, and for one with port 0.
+/// The port of `range`, given by its first and last, that an instance tries after `step` others are taken. `None` after
+/// the whole range, for an empty one, and for one with port 0.
 #[must_use]
 pub fn port_at(number: u32, step: u32, (first, last): (u16, u16)) -> Option<u16> {
     let count = u32::from(last.checked_sub(first)?) + 1;

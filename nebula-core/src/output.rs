@@ -273,8 +273,8 @@ pub enum Event {
         /// New endpoint.
         endpoint: SocketAddr,
     },
-    /// A lighthouse, or a host of which this node is the lighthouse, named endpoints to which nobody should be sent: loopback or
-    /// link-local ones, or such as no host has. At most once a minute.
+    /// A lighthouse, or a host of which this node is the lighthouse, named endpoints to which nobody should be sent:
+    /// loopback or link-local ones, or such as no host has. At most once a minute.
     EndpointsRefused {
         /// Certificate name of who named them.
         by: String,

@@ -1,5 +1,5 @@
-//! gRPC over the overlay with tonic: a service in a router of axum, and a channel that connects over the overlay. Programs with a `.proto` file
-//! have the messages and both halves of `Greeter` generated.
+//! gRPC over the overlay with tonic: a service in a router of axum, and a channel that connects over the overlay.
+//! Programs with a `.proto` file have the messages and both halves of `Greeter` generated.
 //!
 //! ```sh
 //! cargo run --features tower --example grpc

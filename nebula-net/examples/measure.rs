@@ -1,4 +1,5 @@
-//! Measures throughput, memory per connection and what closed ones leave behind, what a packet costs beside many connections, and many nodes in one process.
+//! Measures throughput, memory per connection and what closed ones leave behind, what a packet costs beside many
+//! connections, and many nodes in one process.
 //!
 //! ```sh
 //! cargo run --release --example measure [throughput [SECONDS] | memory [CONNECTIONS] | closed [CONNECTIONS] | packets [CONNECTIONS] | nodes [NODES]]

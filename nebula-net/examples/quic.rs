@@ -77,7 +77,8 @@ impl AsyncUdpSocket for Overlay {
     }
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
-        // A probe for a longer packet than the overlay carries. An error would end the connection; a probe that is lost does not.
+        // A probe for a longer packet than the overlay carries. An error would end the connection; a probe that is lost
+        // does not.
         if transmit.contents.len() > self.0.max_datagram(transmit.destination.ip()) {
             return Ok(());
         }

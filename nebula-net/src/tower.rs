@@ -1,4 +1,5 @@
-//! Services of axum on the overlay (feature `tower`): who connects, and who may; and clients of hyper-util and tonic: [`Connector`].
+//! Services of axum on the overlay (feature `tower`): who connects, and who may; and clients of hyper-util and tonic:
+//! [`Connector`].
 //!
 //! ```no_run
 //! # async fn run(net: nebula_net::Net) -> std::io::Result<()> {
@@ -154,9 +155,9 @@ where
     }
 }
 
-/// Connects clients of hyper-util, and channels of tonic, over the overlay: the host of a URI is what [`Net::dial`] takes. Port 80 if the
-/// URI has none, 443 with the scheme `https` (whose TLS is that of a connector around this one, if any: the overlay is encrypted).
-/// The [`Peer`] is in the extensions of each response.
+/// Connects clients of hyper-util, and channels of tonic, over the overlay: the host of a URI is what [`Net::dial`]
+/// takes. Port 80 if the URI has none, 443 with the scheme `https` (whose TLS is that of a connector around this one,
+/// if any: the overlay is encrypted). The [`Peer`] is in the extensions of each response.
 ///
 /// ```no_run
 /// # async fn run(net: nebula_net::Net) -> Result<(), Box<dyn std::error::Error>> {

@@ -61,7 +61,7 @@ pub(crate) struct Shared {
 }
 
 /// Keeps the table for ever, if pods are captured. `name` is the node's name in Kubernetes.
-/// `ports` is told where instances on other nodes are.
+/// The endpoints of instances on other nodes are sent to `ports`.
 pub async fn keep(
     node: &Node,
     name: Option<String>,

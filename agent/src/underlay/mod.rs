@@ -1,5 +1,5 @@
-//! Whether datagrams of this node arrive: at the lighthouses, and at the instances on other nodes. Pods whose peers cannot be
-//! reached are ready all the same, and no instance can tell whether that is the network or the peer.
+//! Whether datagrams of this node arrive: at the lighthouses, and at the instances on other nodes. Pods whose peers
+//! cannot be reached are ready all the same, and no instance can tell whether that is the network or the peer.
 
 pub mod lighthouses;
 pub mod nodes;

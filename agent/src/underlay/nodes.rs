@@ -1,4 +1,5 @@
-//! Whether datagrams of this node reach the instances on other nodes, at the endpoints where the cluster table expects them.
+//! Whether datagrams of this node reach the instances on other nodes, at the endpoints where the cluster table expects
+//! them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};

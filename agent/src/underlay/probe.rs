@@ -1,7 +1,7 @@
 //! Asks whether a host of the overlay is at an endpoint.
 //!
-//! It answers a datagram of a tunnel that it does not know with a receive error, whoever sends it. So the question needs no
-//! certificate, and the answer is shorter than the question.
+//! It answers a datagram of a tunnel that it does not know with a receive error, whoever sends it. So the question
+//! needs no certificate, and the answer is shorter than the question.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;

@@ -280,8 +280,9 @@ impl PodPolicy {
         }
     }
 
-    /// The overlay networks of a pod in mode `derive`: in each overlay the image of its address of that family, or of its IPv4 address
-    /// in an IPv6 overlay. Of several overlays, those in which neither address has an image are left out.
+    /// The overlay networks of a pod in mode `derive`: in each overlay the image of its address of that family, or of
+    /// its IPv4 address in an IPv6 overlay. Of several overlays, those in which neither address has an image are left
+    /// out.
     ///
     /// # Errors
     /// Returns an error if no address has an image, or one that is reserved.
@@ -301,8 +302,8 @@ impl PodPolicy {
         counts.into_iter().collect()
     }
 
-    /// The pod's address of the other family, if its certificate gets that or its image, too: in the modes `same` and `derive`,
-    /// with an overlay of that family.
+    /// The pod's address of the other family, if its certificate gets that or its image, too: in the modes `same` and
+    /// `derive`, with an overlay of that family.
     ///
     /// # Errors
     /// Returns an error if no pod network contains the address.

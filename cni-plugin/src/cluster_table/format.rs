@@ -41,8 +41,8 @@
 //! A Service's port on the nodes (node port) is a service with the unspecified address of its family. It stands for this port of
 //! each address of a node, unless that has a service of its own.
 //!
-//! An end says where the tunnel of a pod probably ends: at these UDP ports of its node's address. The pod's certificate proves
-//! whether it does.
+//! An end says where the tunnel of a pod probably ends: at these UDP ports of its node's address. The pod's certificate
+//! proves whether it does.
 //!
 //! A reader refuses another major version. A minor version may add sections and lengthen records; readers skip both.
 

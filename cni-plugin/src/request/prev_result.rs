@@ -96,7 +96,8 @@ impl PrevResult {
             .details("nebula-cni-plugin must be chained after the plugin that gives the pod its interface and address"))
     }
 
-    /// The first address of the container's interface `ifname` that is of the other family than `first`, and no link-local one.
+    /// The first address of the container's interface `ifname` that is of the other family than `first`, and no
+    /// link-local one.
     #[must_use]
     pub fn other_address(&self, ifname: &str, first: IpAddr) -> Option<IpAddr> {
         let is_link_local = |address: &IpAddr| match address {

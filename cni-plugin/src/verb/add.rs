@@ -295,8 +295,9 @@ impl<'a> Attachment<'a> {
                     format!("{} belongs to container {}", self.files.record().display(), other.target.container_id);
                 return Err(Error::new(code::CONFIG, msg));
             }
-            // Also if there is no record, because an instance may have outlived it, with the whole state folder gone; but the
-            // search for that takes the longer the more processes the node runs, and a new pod has neither it nor its device.
+            // Also if there is no record, because an instance may have outlived it, with the whole state folder gone;
+            // but the search for that takes the longer the more processes the node runs, and a new pod has neither it
+            // nor its device.
             Found::Nothing if mode == Mode::NewPod && self.files.have_left_nothing() && !self.has_device(host) => {}
             _ if stays_closed => detach_closed(&self.files, host)?,
             _ => detach(&self.files, host)?,

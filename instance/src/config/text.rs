@@ -1,4 +1,5 @@
-//! The text of a file in whatever form of Unicode it was saved: programs of Windows save UTF-16, with a byte order mark.
+//! The text of a file in whatever form of Unicode it was saved: programs of Windows save UTF-16, with a byte order
+//! mark.
 
 use zeroize::Zeroizing;
 

@@ -97,8 +97,8 @@ fn listen(socket: &OwnedFd, overlay: &Overlay, subnets: &Subnets) {
     }
 }
 
-/// Whether these changes say all about their networks. A network may have several routes: one that is gone, or one more,
-/// does not say which of them the kernel uses.
+/// Whether these changes say all about their networks. A network may have several routes: one that is gone, or one
+/// more, does not say which of them the kernel uses.
 fn is_whole_truth(news: &[Change], subnets: &Subnets) -> bool {
     let mut seen = BTreeSet::new();
     news.iter()

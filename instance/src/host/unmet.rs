@@ -1,5 +1,5 @@
-//! What the configuration asks for and this daemon does not do at the moment: for its status, `doctor` and metrics, which
-//! must not depend on who reads the log.
+//! Configured features that the daemon does not provide at the moment, for status, `doctor` and metrics: nobody should
+//! have to read the log to learn of them.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

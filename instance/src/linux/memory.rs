@@ -26,8 +26,8 @@ pub fn release_free_heap() {
     let _ = unsafe { libc::malloc_trim(0) };
 }
 
-/// Returns the pages of the main thread's stack that deeper calls than this one used, and does nothing on other threads. Call it
-/// after work with a deep stack, such as startup.
+/// Returns the pages of the main thread's stack that deeper calls than this one used, and does nothing on other
+/// threads. Call it after work with a deep stack, such as startup.
 #[inline(never)]
 pub fn release_main_stack() {
     #[cfg(target_os = "linux")]
@@ -42,8 +42,8 @@ pub fn release_main_stack() {
         // The page below this one is for the frames of this function and of the call.
         let end = here.wrapping_byte_sub(here.addr() % page + page);
         let start = end.wrapping_byte_sub(MAIN_STACK);
-        // SAFETY: nothing that lives is below the stack pointer. What is below the main thread's stack is the gap that the kernel
-        // keeps free there (1 MiB), which is no mapping and so is passed over.
+        // SAFETY: nothing that lives is below the stack pointer. What is below the main thread's stack is the gap that
+        // the kernel keeps free there (1 MiB), which is no mapping and so is passed over.
         let _ = unsafe { libc::madvise(start.cast(), MAIN_STACK, libc::MADV_DONTNEED) };
     }
 }

@@ -1,5 +1,5 @@
-//! Writes lines to standard output or standard error without waiting for a reader that does not come: a pipe that nobody
-//! reads must not stop the program, nor keep it from ending.
+//! Writes lines to standard output or standard error, and drops them if nobody reads: a full pipe must not block the
+//! program, nor keep it from exiting.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,8 +28,8 @@ pub(crate) fn keep_all() {
     KEEPS_ALL.store(true, Ordering::Relaxed);
 }
 
-/// Writes a line, unless nobody reads for a second. After lines that were left out it first writes what `notice` makes of
-/// their number.
+/// Writes a line, unless nobody reads for a second. After lines that were left out it first writes what `notice` makes
+/// of their number.
 pub(super) fn write(output: Output, line: &str, notice: impl FnOnce(u64) -> String) {
     match output {
         Output::Stdout => write_to(std::io::stdout().as_fd(), line, notice),

@@ -280,8 +280,8 @@ impl OverlayLink {
         }
     }
 
-    /// Whether the link works without this IPv6 network, which the kernel refused because it has no IPv6 there: so it does
-    /// if it has anything of IPv4.
+    /// Whether the link works without this IPv6 network, which the kernel refused because it has no IPv6 there: so it
+    /// does if it has anything of IPv4.
     fn does_without(&self, network: IpNet, error: &io::Error) -> bool {
         let mut all = self.addresses.iter().chain(self.routes.iter().map(|route| &route.network));
         network.addr().is_ipv6() && is_without_v6(error) && all.any(|other| other.addr().is_ipv4())

@@ -34,8 +34,8 @@ fn bind_in_range(spec: &LaunchSpec, settings: &Settings) -> Result<(Vec<UdpSocke
     for port in (0..).map_while(|step| port_at(number, step, range)) {
         let address = SocketAddr::new(host, port);
         let options = settings.listen.socket_options();
-        // The sockets of a tunnel share their port, and would share it with those of another instance, too; a single one does
-        // not.
+        // The sockets of a tunnel share their port, and would share it with those of another instance, too; a single
+        // one does not.
         let is_free = UdpSocket::bind(address, 1, &options).map(drop);
         let bound = is_free.and_then(|()| UdpSocket::bind(address, settings.routines, &options));
         match bound {

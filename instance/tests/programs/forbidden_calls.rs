@@ -1,5 +1,5 @@
-//! The daemon under filters of system calls, as container runtimes and service managers install them: each kind of call in
-//! turn is answered as if the kernel did not have it (ENOSYS) or as if it were forbidden (EPERM).
+//! The daemon under filters of system calls, as container runtimes and service managers install them: each kind of call
+//! in turn is answered as if the kernel did not have it (ENOSYS) or as if it were forbidden (EPERM).
 
 #![allow(
     clippy::unwrap_used,

@@ -95,8 +95,8 @@ pub trait Directory: fmt::Debug + Send + Sync {
     fn serves(&self, service: &Service, endpoint: &Endpoint) -> bool;
     /// Incarnation of the enrolled pod with this address; `None` if there is none.
     fn incarnation(&self, address: IpAddr) -> Option<u64>;
-    /// Where the peer with this overlay address probably is, best first. It is tried after everything that lighthouses and the
-    /// configuration say; the peer's certificate proves whether it is there.
+    /// Where the peer with this overlay address probably is, best first. It is tried after everything that lighthouses
+    /// and the configuration say; the peer's certificate proves whether it is there.
     fn likely_endpoints(&self, peer: IpAddr) -> Vec<SocketAddr> {
         let _ = peer;
         Vec::new()

@@ -151,8 +151,8 @@ impl Node {
         }
     }
 
-    /// Where the directory expects the peer, apart from `endpoints`: from the second attempt on where nobody else names an endpoint, and
-    /// where those do not answer. A lighthouse that is there answers before.
+    /// Where the directory expects the peer, apart from `endpoints`: from the second attempt on where nobody else names
+    /// an endpoint, and where those do not answer. A lighthouse that is there answers before.
     fn likely_endpoints(&mut self, peer: IpAddr, endpoints: &[SocketAddr]) -> Vec<SocketAddr> {
         let Some(directory) = &self.config.capture else { return Vec::new() };
         let from = if endpoints.is_empty() { 1 } else { LIKELY_FROM_ATTEMPT };

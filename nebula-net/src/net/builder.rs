@@ -146,8 +146,9 @@ impl Builder {
         self
     }
 
-    /// Called a second after most of at least 64 connections have ended. The node has freed what they needed by then, but the allocator
-    /// may keep it: that of glibc does, unless the program calls `malloc_trim` here. It must be quick, since packets wait while it runs.
+    /// Called a second after most of at least 64 connections have ended. The node has freed what they needed by then,
+    /// but the allocator may keep it: that of glibc does, unless the program calls `malloc_trim` here. It must be
+    /// quick, since packets wait while it runs.
     pub fn on_idle(mut self, release: impl Fn() + Send + 'static) -> Self {
         self.on_idle = Some(Box::new(release));
         self

@@ -21,7 +21,8 @@ pub struct WriteHalf<'a>(&'a TcpStream);
 #[derive(Debug)]
 pub struct OwnedReadHalf(Arc<TcpStream>);
 
-/// The writing side of a stream, from [`TcpStream::into_split`]. Dropping it closes the sending side; what was written is still delivered.
+/// The writing side of a stream, from [`TcpStream::into_split`]. Dropping it closes the sending side; what was written
+/// is still delivered.
 #[derive(Debug)]
 pub struct OwnedWriteHalf {
     stream: Arc<TcpStream>,

@@ -152,8 +152,8 @@ impl Net {
     /// Listens on a port of one overlay address; the unspecified address stands for all.
     ///
     /// # Errors
-    /// Returns [`AddrInUse`](io::ErrorKind::AddrInUse) if the port is taken, and [`AddrNotAvailable`](io::ErrorKind::AddrNotAvailable) if
-    /// the address is not the node's.
+    /// Returns [`AddrInUse`](io::ErrorKind::AddrInUse) if the port is taken, and
+    /// [`AddrNotAvailable`](io::ErrorKind::AddrNotAvailable) if the address is not the node's.
     pub fn listen_at(&self, address: SocketAddr) -> io::Result<TcpListener> {
         TcpListener::new(Arc::clone(&self.inner), one_or_all(address), address.port())
     }

@@ -108,7 +108,8 @@ impl TcpStream {
     /// Reads what is there, without waiting.
     ///
     /// # Errors
-    /// Returns [`WouldBlock`](io::ErrorKind::WouldBlock) if there is nothing at the moment, and an error if the stream has failed.
+    /// Returns [`WouldBlock`](io::ErrorKind::WouldBlock) if there is nothing at the moment, and an error if the stream
+    /// has failed.
     pub fn try_read(&self, out: &mut [u8]) -> io::Result<usize> {
         let read = self.inner.shared.with(|stack, now| stack.try_read(now, self.id, out))?;
         read.ok_or_else(|| io::ErrorKind::WouldBlock.into())
@@ -117,7 +118,8 @@ impl TcpStream {
     /// Writes what there is room for, without waiting.
     ///
     /// # Errors
-    /// Returns [`WouldBlock`](io::ErrorKind::WouldBlock) if there is no room at the moment, and an error if the stream has failed.
+    /// Returns [`WouldBlock`](io::ErrorKind::WouldBlock) if there is no room at the moment, and an error if the stream
+    /// has failed.
     pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.inner.shared.with(|stack, now| stack.try_write(now, self.id, bytes)).map_err(not_written)?;
         written.ok_or_else(|| io::ErrorKind::WouldBlock.into())
@@ -278,8 +280,9 @@ impl TcpListener {
         Ok(bound_at(&self.inner, self.address, self.port))
     }
 
-    /// Waits for the next connection, and returns it with overlay address and port of the peer; [`TcpStream::peer_certificate`] says who
-    /// that is. Any number of tasks may wait at the same time, and each may give up: its turn is another one's then.
+    /// Waits for the next connection, and returns it with overlay address and port of the peer;
+    /// [`TcpStream::peer_certificate`] says who that is. Any number of tasks may wait at the same time, and each may
+    /// give up: its turn is another one's then.
     ///
     /// # Errors
     /// Returns an error once the node was closed.

@@ -13,8 +13,8 @@ use super::waiting::wait_for;
 use super::{Inner, bound_at, ended, not_bound};
 use crate::stack::{Received, Stack, names};
 
-/// A UDP port on the overlay. Its functions are those of tokio's `UdpSocket`; [`UdpSocket::recv`] returns a whole datagram, without a
-/// buffer of the right size, and [`UdpSocket::peer_certificate`] says who sent it.
+/// A UDP port on the overlay. Its functions are those of tokio's `UdpSocket`; [`UdpSocket::recv`] returns a whole
+/// datagram, without a buffer of the right size, and [`UdpSocket::peer_certificate`] says who sent it.
 ///
 /// ```no_run
 /// # async fn run(net: nebula_net::Net) -> std::io::Result<()> {
@@ -171,8 +171,8 @@ impl UdpSocket {
         received.map(|received| received.map(Datagram::from).ok_or_else(ended))
     }
 
-    /// The verified certificate of the peer that sent a datagram. `None` if the tunnel that it came by has ended since, or the address
-    /// is in a network behind another node, whose certificate does not name the host.
+    /// The verified certificate of the peer that sent a datagram. `None` if the tunnel that it came by has ended since,
+    /// or the address is in a network behind another node, whose certificate does not name the host.
     #[must_use]
     pub fn peer_certificate(&self, datagram: &Datagram) -> Option<VerifiedCertificate> {
         let certificate = self.inner.shared.certificate(datagram.tunnel?)?;

@@ -17,7 +17,8 @@ impl Stack {
         self.receive_by(now, None, slices, offload);
     }
 
-    /// Like [`Stack::receive`], for a packet that came by this tunnel: [`Received::tunnel`](super::Received::tunnel) of a datagram says so.
+    /// Like [`Stack::receive`], for a packet that came by this tunnel: [`Received::tunnel`](super::Received::tunnel) of
+    /// a datagram says so.
     pub fn receive_by(&mut self, now: Instant, tunnel: Option<LocalIndex>, slices: &[&[u8]], offload: Offload) {
         let Some((first, rest)) = slices.split_first() else { return };
         let Some(packet) = IpPacket::parse(first) else { return };

@@ -51,7 +51,8 @@ enum Family {
 }
 
 impl UdpSocket {
-    /// Binds one socket (or `count` sharing the port). `::` serves both address families, or IPv4 where the kernel has no IPv6.
+    /// Binds one socket (or `count` sharing the port). `::` serves both address families, or IPv4 where the kernel has
+    /// no IPv6.
     ///
     /// # Errors
     /// Returns an error if the address is in use or permission is missing.
@@ -82,8 +83,8 @@ impl UdpSocket {
         if share_port {
             setsockopt(&fd, sockopt::ReusePort, &true)?;
         }
-        // Without the privilege to exceed the system's limit, get as near to it as allowed. A smaller buffer only loses more of
-        // a burst.
+        // Without the privilege to exceed the system's limit, get as near to it as allowed. A smaller buffer only loses
+        // more of a burst.
         if options.read_buffer > 0
             && setsockopt(&fd, sockopt::RcvBufForce, &options.read_buffer).is_err()
             && let Err(errno) = setsockopt(&fd, sockopt::RcvBuf, &options.read_buffer)

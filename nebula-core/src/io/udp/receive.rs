@@ -120,7 +120,8 @@ impl Receiver {
 
 /// Receives one message, where the call for several is forbidden. Returns that it is one.
 fn receive_one(socket: &UdpSocket, message: &mut libc::mmsghdr) -> io::Result<usize> {
-    // SAFETY: the header points to a name, a slice, control data and a slot that outlive the call, each with its true length.
+    // SAFETY: the header points to a name, a slice, control data and a slot that outlive the call, each with its true
+    // length.
     let len = unsafe { libc::recvmsg(socket.as_fd().as_raw_fd(), &raw mut message.msg_hdr, libc::MSG_DONTWAIT) };
     message.msg_len = u32::try_from(len).map_err(|_| io::Error::last_os_error())?;
     Ok(1)

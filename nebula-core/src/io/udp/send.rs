@@ -214,8 +214,8 @@ fn send_batch(socket: &UdpSocket, arena: &[u8], messages: &[Message]) -> io::Res
     })
 }
 
-/// Whether a filter of system calls may have refused the call for several messages, as those of old container runtimes do. The
-/// call for one message then says what the matter is.
+/// Whether a filter of system calls may have refused the call for several messages, as those of old container runtimes
+/// do. The call for one message then says what the matter is.
 pub(super) fn is_forbidden(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM))
 }

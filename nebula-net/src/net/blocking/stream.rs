@@ -11,8 +11,8 @@ use super::{Timed, wait_within};
 use crate::TcpStream;
 use crate::tcp::Keepalive;
 
-/// A [`TcpStream`] that waits on the caller's thread. Any number of threads may use it at the same time, by way of references or
-/// [`BlockingStream::try_clone`].
+/// A [`TcpStream`] that waits on the caller's thread. Any number of threads may use it at the same time, by way of
+/// references or [`BlockingStream::try_clone`].
 ///
 /// ```no_run
 /// # fn run(net: &nebula_net::BlockingNet) -> std::io::Result<()> {
@@ -66,8 +66,8 @@ impl BlockingStream {
         self.0.socket.local_addr()
     }
 
-    /// How long a read waits, of this stream and its clones; then it fails with [`WouldBlock`](io::ErrorKind::WouldBlock), and the stream
-    /// goes on. `None`: for ever.
+    /// How long a read waits, of this stream and its clones; then it fails with
+    /// [`WouldBlock`](io::ErrorKind::WouldBlock), and the stream goes on. `None`: for ever.
     ///
     /// # Errors
     /// Returns [`InvalidInput`](io::ErrorKind::InvalidInput) for zero.
