@@ -280,16 +280,17 @@ impl PodPolicy {
         }
     }
 
-    /// The overlay networks of a pod in mode `derive`: in each overlay the image of its address of that family, or of
-    /// its IPv4 address in an IPv6 overlay. Of several overlays, those in which neither address has an image are left
-    /// out.
+    /// The overlay networks of a pod in mode `derive`: the image of its first address in each overlay, or of its IPv4
+    /// address where there is an IPv4 overlay. In IPv6 overlays, too: there all 32 bits of an IPv4 address count, while the
+    /// low bits of IPv6 addresses repeat from node to node (Kubernetes gives each node a /64). Of several overlays, those in
+    /// which the address has no image are left out.
     ///
     /// # Errors
     /// Returns an error if no address has an image, or one that is reserved.
     pub fn derive(&self, PodAddresses { first, other }: PodAddresses) -> Result<Vec<IpNet>, Refusal> {
+        let is_wanted = |address: &IpAddr| address.is_ipv4() && self.has_family(*address);
+        let address = other.filter(is_wanted).unwrap_or(first);
         let derive = |overlay: &IpNet| {
-            let fits = |address: &IpAddr| address.is_ipv4() == overlay.addr().is_ipv4();
-            let address = other.filter(fits).unwrap_or(first);
             let image =
                 address::derive(address, *overlay).map_err(|reason| Refusal::NoOverlayAddress { address, reason })?;
             if self.is_reserved(image.addr()) { Err(Refusal::ReservedAddress(image.addr())) } else { Ok(image) }
@@ -302,8 +303,8 @@ impl PodPolicy {
         counts.into_iter().collect()
     }
 
-    /// The pod's address of the other family, if its certificate gets that or its image, too: in the modes `same` and
-    /// `derive`, with an overlay of that family.
+    /// The pod's address of the other family, if its certificate gets that or its image: in the modes `same` and `derive`,
+    /// with an overlay of that family; in mode `derive` an IPv4 address only.
     ///
     /// # Errors
     /// Returns an error if no pod network contains the address.
@@ -311,8 +312,8 @@ impl PodPolicy {
         let counts = |other: &IpAddr| match self.address {
             AddressMode::Pool => false,
             AddressMode::Same => self.has_family(*other),
-            // The image of the first address will do.
-            AddressMode::Derive => self.has_family(*other) && self.check_pod_address(*other).is_ok(),
+            // Outside of the pod networks, the image of the first address will do.
+            AddressMode::Derive => other.is_ipv4() && self.has_family(*other) && self.check_pod_address(*other).is_ok(),
         };
         let other = pod.confirmed_other_address().filter(counts);
         other.map_or(Ok(()), |other| self.check_pod_address(other)).map(|()| other)

@@ -234,7 +234,7 @@ fn only(first: IpAddr) -> PodAddresses {
 }
 
 #[test]
-fn mode_derive_takes_in_each_overlay_the_address_that_fits() {
+fn mode_derive_takes_the_ipv4_address_where_there_is_an_ipv4_overlay() {
     let derive = |overlay: &str, first: &str, other: Option<&str>| {
         let pods = pods(&format!(r#"{{"overlay": [{overlay}]}}"#)).unwrap();
         let addresses =
@@ -243,8 +243,11 @@ fn mode_derive_takes_in_each_overlay_the_address_that_fits() {
         Ok::<_, &str>(networks.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "))
     };
     let both = r#""10.42.0.0/16", "fd42::/64""#;
-    assert_eq!(derive(both, "10.244.0.5", Some("fd00:244::7")).unwrap(), "10.42.0.5/16 fd42::7/64");
-    assert_eq!(derive(both, "fd00:244::7", Some("10.244.0.5")).unwrap(), "10.42.0.5/16 fd42::7/64");
+    assert_eq!(derive(both, "10.244.0.5", Some("fd00:244::7")).unwrap(), "10.42.0.5/16 fd42::af4:5/64");
+    assert_eq!(derive(both, "fd00:244::7", Some("10.244.0.5")).unwrap(), "10.42.0.5/16 fd42::af4:5/64");
+    // Pods of two nodes, each of which has a /64 of its own.
+    assert_eq!(derive(both, "fd00:244:0:2::7", Some("10.244.2.5")).unwrap(), "10.42.2.5/16 fd42::af4:205/64");
+    assert_eq!(derive(r#""fd42::/64""#, "fd00:244::7", Some("10.244.0.5")).unwrap(), "fd42::7/64");
     assert_eq!(derive(both, "10.244.0.5", None).unwrap(), "10.42.0.5/16 fd42::af4:5/64");
     assert_eq!(derive(both, "fd00:244::7", None).unwrap(), "fd42::7/64", "a pod with IPv6 alone starts");
     assert_eq!(derive(r#""10.42.0.0/16""#, "fd00:244::7", Some("10.244.0.5")).unwrap(), "10.42.0.5/16");
@@ -253,15 +256,21 @@ fn mode_derive_takes_in_each_overlay_the_address_that_fits() {
 
 #[test]
 fn the_other_address_counts_where_the_policy_has_a_place_for_it() {
-    let other = |json: &str| {
-        let other_address = Some("fd00:244::7".parse().unwrap());
-        pods(json).unwrap().other_address(&PodFacts { other_address, ..pod() }).map_err(|refusal| refusal.code())
+    let other = |json: &str, first: &str, other: &str| {
+        let pod = PodFacts { address: first.parse().unwrap(), other_address: Some(other.parse().unwrap()), ..pod() };
+        pods(json)
+            .unwrap()
+            .other_address(&pod)
+            .map_err(|refusal| refusal.code())
+            .map(|other| other.map(|it| it.to_string()))
     };
-    let seven = Ok("fd00:244::7".parse().ok());
-    assert_eq!(other(r#"{"overlay": ["10.42.0.0/16", "fd42::/64"]}"#), seven);
-    assert_eq!(other(r#"{"overlay": ["10.42.0.0/16"]}"#), Ok(None));
-    assert_eq!(other(r#"{"overlay": ["10.42.0.0/16", "fd42::/64"], "pod_networks": ["10.244.0.0/16"]}"#), Ok(None));
-    assert_eq!(other(r#"{"overlay": ["10.42.0.0/16", "fd42::/64"], "address": "pool"}"#), Ok(None));
+    let both = r#""overlay": ["10.42.0.0/16", "fd42::/64"]"#;
+    let (four, six) = ("10.244.0.5", "fd00:244::7");
+    assert_eq!(other(&format!("{{{both}}}"), six, four), Ok(Some(four.to_owned())));
+    assert_eq!(other(&format!("{{{both}}}"), four, six), Ok(None), "its image is in no certificate");
+    assert_eq!(other(r#"{"overlay": ["fd42::/64"]}"#, six, four), Ok(None));
+    assert_eq!(other(&format!(r#"{{{both}, "pod_networks": ["fd00:244::/64"]}}"#), six, four), Ok(None));
+    assert_eq!(other(&format!(r#"{{{both}, "address": "pool"}}"#), six, four), Ok(None));
 }
 
 #[test]

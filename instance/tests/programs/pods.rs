@@ -79,16 +79,16 @@ fn a_dual_stack_pod_has_an_address_in_each_overlay_whichever_address_comes_first
         node.conf["plugins"][0]["ipam"]["ranges"] = serde_json::json!(ranges);
         node.add_pods(&mut cluster.world, &[pod]);
     }
-    assert_eq!(node.status("a")["overlay"], serde_json::json!(["10.42.1.2/16", "fd42::2/64"]));
-    assert_eq!(node.status("b")["overlay"], serde_json::json!(["10.42.1.3/16", "fd42::3/64"]));
-    for (from, to) in [("a", "10.42.1.3"), ("a", "fd42::3"), ("b", "10.42.1.2"), ("b", "fd42::2")] {
+    assert_eq!(node.status("a")["overlay"], serde_json::json!(["10.42.1.2/16", "fd42::af4:102/64"]));
+    assert_eq!(node.status("b")["overlay"], serde_json::json!(["10.42.1.3/16", "fd42::af4:103/64"]));
+    for (from, to) in [("a", "10.42.1.3"), ("a", "fd42::af4:103"), ("b", "10.42.1.2"), ("b", "fd42::af4:102")] {
         cluster.world.ping(from, to, SOON);
     }
     // A pod without an IPv4 address starts, and its way to the overlay of that family is closed, not open.
     node.conf["plugins"][0]["ipam"]["ranges"] = serde_json::json!([v6]);
     node.add_pods(&mut cluster.world, &["c"]);
     assert_eq!(node.status("c")["overlay"], serde_json::json!(["fd42::4/64"]));
-    cluster.world.ping("c", "fd42::2", SOON);
+    cluster.world.ping("c", "fd42::af4:102", SOON);
     let routes = String::from_utf8_lossy(&cluster.world.exec("c", &["ip", "route"]).stdout).into_owned();
     assert!(routes.contains("unreachable 10.42.0.0/16") && !routes.contains("nebula0"), "{routes}");
     node.chain_ok(&cluster.world, "check", "b");

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -467,10 +468,20 @@ impl Town {
 
     /// Says `words` over TCP; asks until somebody answers.
     pub(super) fn converse(&self, words: &'static [u8], from: &str, target: SocketAddr) -> Answer {
+        self.retry(from, target, |namespace| traffic::converse(namespace, words, target))
+    }
+
+    /// Opens a connection that lasts; tries until somebody accepts.
+    pub(super) fn open(&self, from: &str, target: SocketAddr) -> Conversation {
+        self.retry(from, target, |namespace| Conversation::open(namespace, target))
+    }
+
+    /// Calls `attempt` in the namespace of `from` until it succeeds: the first packets of a new path may be lost.
+    fn retry<T>(&self, from: &str, target: SocketAddr, attempt: impl Fn(String) -> std::io::Result<T>) -> T {
         let until = Instant::now() + SOON;
         loop {
-            match traffic::converse(self.world().namespace_of(from), words, target) {
-                Ok(answer) => return answer,
+            match attempt(self.world().namespace_of(from)) {
+                Ok(done) => return done,
                 Err(error) if Instant::now() > until => panic!("{from} -> {target}: {error}\n{}", self.details()),
                 Err(_) => thread::sleep(Duration::from_millis(50)),
             }
@@ -486,12 +497,6 @@ impl Town {
     pub(super) fn exchange(&self, words: &'static [u8], from: &str, target: SocketAddr) -> Answer {
         traffic::exchange(self.world().namespace_of(from), words, target)
             .unwrap_or_else(|error| panic!("{from} -> {target} by UDP: {error}\n{}", self.details()))
-    }
-
-    /// Opens a connection that lasts.
-    pub(super) fn open(&self, from: &str, target: SocketAddr) -> Conversation {
-        Conversation::open(self.world().namespace_of(from), target)
-            .unwrap_or_else(|error| panic!("{from} -> {target}: {error}\n{}", self.details()))
     }
 
     /// Whether all servers wait with their answers over TCP.
@@ -523,7 +528,11 @@ impl Town {
             {
                 text += &shown(pod.name, command);
             }
-            text += &format!("{}\n", answer_at(&self.node(pod).status_socket(pod.name)).unwrap_or_default());
+            // A pod that is not captured has no instance.
+            if let Some(launch) = self.node(pod).launch(pod.name) {
+                let socket = launch["status_socket"].as_str().unwrap_or_default();
+                text += &format!("{}\n", answer_at(Path::new(socket)).unwrap_or_default());
+            }
         }
         format!("{text}{}{}", shown("n1", "nft list ruleset"), self.nodes[0].instance_logs())
     }
