@@ -119,6 +119,8 @@ pub enum Counter {
     TooBigAnswered,
     /// Connections that were opened with a smaller maximum segment size than their ends asked for.
     SegmentSizeLowered,
+    /// Handshakes with an overlay address that a host of another name has, this node included.
+    AddressConflicts,
 }
 
 /// One set of counters. Only one thread writes and any thread may read, so a relaxed load and store suffice, without a
@@ -248,6 +250,7 @@ counter_names! {
     PathProbesAnswered "path_probes_answered",
     TooBigAnswered "too_big_answered",
     SegmentSizeLowered "segment_size_lowered",
+    AddressConflicts "address_conflicts",
 }
 
 macro_rules! drop_names {

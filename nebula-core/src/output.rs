@@ -273,6 +273,17 @@ pub enum Event {
         /// New endpoint.
         endpoint: SocketAddr,
     },
+    /// Two certificates with different names have one overlay address: two hosts, or one that was given another name.
+    AddressConflict {
+        /// The overlay address.
+        address: IpAddr,
+        /// The names, that of the host which was there before first.
+        names: [String; 2],
+        /// Where the other host is, or its relay.
+        at: SocketAddr,
+        /// Whether it is an address of this node, and the other host was refused.
+        is_own: bool,
+    },
     /// A lighthouse, or a host of which this node is the lighthouse, named endpoints to which nobody should be sent:
     /// loopback or link-local ones, or such as no host has. At most once a minute.
     EndpointsRefused {

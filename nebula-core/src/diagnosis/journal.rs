@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use nebula_cert::Fingerprint;
 
-use super::{Attempt, Diagnosis, Double, Dropped, Refusal, RelayRefused, SendFailure, Tried};
+use super::{Attempt, Diagnosis, Double, Dropped, Refusal, RelayRefused, SendFailure, Tried, Unheard};
 use crate::counters::{Direction, DropReason};
 use crate::wire::ip::FlowKey;
 
@@ -18,6 +18,8 @@ pub(crate) struct Journal {
     nowhere: Recent<IpAddr, Attempt>,
     /// By underlay address and the overlay address they claim.
     callers: Recent<(IpAddr, Option<IpAddr>), Refusal>,
+    unheard: Recent<IpAddr, Unheard>,
+    probes: Recent<u32, (IpAddr, SocketAddr)>,
     sends: Recent<SocketAddr, SendFailure>,
     drops: Recent<DropKey, Dropped>,
     doubles: Recent<IpAddr, Double>,
@@ -45,8 +47,9 @@ impl Journal {
         self.nowhere.remove(&peer);
         let attempt = self.attempts.entry(now, peer, MAX_PEERS, || fresh(peer, now));
         (attempt.pending, attempt.last) = (true, now);
-        // An old problem may be solved by now, and something else be wrong.
-        attempt.refusal.take_if(|refusal| now > refusal.at + STALE_AFTER);
+        // Where something was refused before and now nothing answers, something else may be wrong. A refusal stays as long as
+        // nothing is sent to where it came from: this node itself calls nobody there again.
+        attempt.refusal.take_if(|refusal| now > refusal.at + STALE_AFTER && endpoints.contains(&refusal.from));
         for endpoint in endpoints {
             if let Some(tried) = tried_at(now, attempt, *endpoint) {
                 (tried.sent, tried.last) = (tried.sent.saturating_add(1), now);
@@ -60,6 +63,36 @@ impl Journal {
         if let Some(tried) = tried_at(now, attempt, from) {
             tried.unopened = tried.unopened.saturating_add(1);
         }
+    }
+
+    /// A probe with this index was sent to an endpoint of `peer`.
+    pub(crate) fn probed(&mut self, now: Instant, peer: IpAddr, endpoint: SocketAddr, index: u32) {
+        let attempt = self.attempts.entry(now, peer, MAX_PEERS, || fresh(peer, now));
+        if let Some(tried) = tried_at(now, attempt, endpoint) {
+            tried.probed = Some(now);
+            *self.probes.entry(now, index, MAX_PROBES, || (peer, endpoint)) = (peer, endpoint);
+        }
+    }
+
+    /// A recv_error came from there. Returns whether it answers a probe.
+    pub(crate) fn probe_answered(&mut self, now: Instant, from: SocketAddr, index: u32) -> bool {
+        let Some(&(peer, endpoint)) = self.probes.get(&index).filter(|(_, endpoint)| *endpoint == from) else {
+            return false;
+        };
+        self.probes.remove(&index);
+        let attempt = self.attempts.get_mut(&peer);
+        if let Some(tried) = attempt.and_then(|attempt| tried_at(now, attempt, endpoint)) {
+            tried.heard = Some(now);
+        }
+        true
+    }
+
+    /// A first message that this node answered came again, directly from there.
+    pub(crate) fn repeated(&mut self, now: Instant, peer: IpAddr, name: &str, from: SocketAddr) {
+        let new = || Unheard { peer, name: name.to_owned(), from, repeats: 0, last: now };
+        let entry = self.unheard.entry(now, peer, MAX_UNHEARD, new);
+        (entry.from, entry.last) = (from, now);
+        entry.repeats = entry.repeats.saturating_add(1);
     }
 
     /// The answer of `peer`, or of another host in its place, was refused.
@@ -85,12 +118,14 @@ impl Journal {
 
     /// A tunnel to the host with these addresses is up: earlier problems are over.
     pub(crate) fn connected(&mut self, addresses: &[IpAddr], at: SocketAddr) {
-        if self.attempts.is_empty() && self.nowhere.is_empty() && self.callers.is_empty() && self.sends.is_empty() {
+        let is_empty = self.attempts.is_empty() && self.nowhere.is_empty() && self.unheard.is_empty();
+        if is_empty && self.callers.is_empty() && self.sends.is_empty() {
             return;
         }
         for address in addresses {
             self.attempts.remove(address);
             self.nowhere.remove(address);
+            self.unheard.remove(address);
             self.callers.remove(&(at.ip(), Some(*address)));
         }
         self.sends.remove(&at);
@@ -135,7 +170,7 @@ impl Journal {
         before: (Fingerprint, SocketAddr),
         after: (Fingerprint, SocketAddr),
     ) {
-        let new = || Double { peer, seen: vec![before], turns: 0, last: now };
+        let new = || Double { peer, seen: vec![before], names: Vec::new(), turns: 0, last: now };
         let entry = self.doubles.entry(now, peer, MAX_DOUBLES, new);
         entry.last = now;
         match entry.seen.iter_mut().find(|(fingerprint, _)| *fingerprint == after.0) {
@@ -146,6 +181,19 @@ impl Journal {
                     entry.seen.remove(0);
                 }
                 entry.seen.push(after);
+            }
+        }
+    }
+
+    /// The certificates of two tunnels with `peer` have different names.
+    pub(crate) fn named_differently(&mut self, now: Instant, peer: IpAddr, names: [&str; 2]) {
+        let new = || Double { peer, seen: Vec::new(), names: Vec::new(), turns: 0, last: now };
+        let entry = self.doubles.entry(now, peer, MAX_DOUBLES, new);
+        entry.last = now;
+        for name in names {
+            if !entry.names.iter().any(|known| known.eq_ignore_ascii_case(name)) && entry.names.len() < MAX_CERTIFICATES
+            {
+                entry.names.push(name.to_owned());
             }
         }
     }
@@ -165,19 +213,35 @@ impl Journal {
         self.clock_step = Some((now, if after < before { -by } else { by }));
     }
 
-    /// The whole record. Two certificates for one address are reported only if they take turns.
+    /// The whole record. Two certificates for one address are reported only if they take turns or have different names.
     pub(crate) fn diagnosis(&self) -> Diagnosis {
         let attempts = self.attempts.values().chain(self.nowhere.values()).cloned();
         Diagnosis {
             attempts: attempts.map(|attempt| self.with_errors(attempt)).collect(),
             callers: self.callers.values().cloned().collect(),
+            unheard: self.unheard.values().cloned().collect(),
             sends: self.sends.values().copied().collect(),
             drops: self.drops.values().cloned().collect(),
-            doubles: self.doubles.values().filter(|double| double.turns > 0).cloned().collect(),
+            doubles: self
+                .doubles
+                .values()
+                .filter(|double| double.turns > 0 || double.names.len() > 1)
+                .cloned()
+                .collect(),
             relays: self.relays.values().copied().collect(),
             clock_step: self.clock_step,
             clocks: Vec::new(),
         }
+    }
+
+    /// The address of a host that was refused, or is called in vain, and says that this is its name.
+    pub(crate) fn claimed(&self, name: &str) -> Option<IpAddr> {
+        let refused =
+            self.attempts.values().filter_map(|attempt| attempt.refusal.as_ref()).chain(self.callers.values());
+        let claims = refused.filter_map(|refusal| refusal.claimed.as_ref());
+        let mut claims = claims.filter(|claimed| claimed.name.eq_ignore_ascii_case(name));
+        let unheard = || self.unheard.values().find(|caller| caller.name.eq_ignore_ascii_case(name));
+        claims.find_map(|claimed| claimed.addresses.first().copied()).or_else(|| Some(unheard()?.peer))
     }
 
     fn with_errors(&self, mut attempt: Attempt) -> Attempt {
@@ -198,7 +262,8 @@ fn tried_at(now: Instant, attempt: &mut Attempt, endpoint: SocketAddr) -> Option
     let at = attempt.tried.iter().position(|tried| tried.endpoint == endpoint);
     let at = at.or_else(|| {
         let room = attempt.tried.len() < MAX_ENDPOINTS;
-        room.then(|| attempt.tried.push(Tried { endpoint, sent: 0, unopened: 0, last: now, error: None }));
+        let new = Tried { endpoint, sent: 0, unopened: 0, last: now, error: None, probed: None, heard: None };
+        room.then(|| attempt.tried.push(new));
         room.then(|| attempt.tried.len() - 1)
     })?;
     attempt.tried.get_mut(at)
@@ -260,6 +325,8 @@ const MAX_PEERS: usize = 32;
 const MAX_NOWHERE: usize = 16;
 const MAX_ENDPOINTS: usize = 8;
 const MAX_CALLERS: usize = 32;
+const MAX_UNHEARD: usize = 32;
+const MAX_PROBES: usize = 32;
 const MAX_SENDS: usize = 32;
 const MAX_DROPS: usize = 32;
 const MAX_DOUBLES: usize = 16;
@@ -297,6 +364,8 @@ mod tests {
             journal.gave_up(now, host(100_000 + n));
             journal.caller_refused(now, refusal(now, endpoint(n), RefusalReason::Expired));
             journal.send_failed(now, endpoint(n), Some(1));
+            journal.probed(now, host(n), endpoint(n), n);
+            journal.repeated(now, host(n), "n", endpoint(n));
             let flow = FlowKey {
                 local: host(1),
                 remote: host(n),
@@ -313,6 +382,7 @@ mod tests {
         assert!(told.attempts.iter().all(|attempt| attempt.tried.len() <= MAX_ENDPOINTS));
         assert!(told.attempts.iter().any(|attempt| attempt.peer == host(9_999)));
         assert_eq!((told.callers.len(), told.sends.len()), (MAX_CALLERS, MAX_SENDS));
+        assert_eq!((told.unheard.len(), journal.probes.0.len()), (MAX_UNHEARD, MAX_PROBES));
         assert_eq!((told.drops.len(), told.relays.len()), (MAX_DROPS, MAX_RELAYS));
     }
 
@@ -341,6 +411,28 @@ mod tests {
     }
 
     #[test]
+    fn a_refusal_stays_until_the_endpoint_that_it_came_from_is_silent() {
+        let (mut journal, start) = start();
+        journal.refused(start, host(1), refusal(start, endpoint(1), RefusalReason::Blocked));
+        let late = start + STALE_AFTER * 2;
+        journal.sent(late, host(1), &[endpoint(2)]);
+        assert!(journal.diagnosis().attempts[0].refusal.is_some(), "nobody asked there again");
+        journal.sent(late, host(1), &[endpoint(1)]);
+        assert!(journal.diagnosis().attempts[0].refusal.is_none(), "it is silent by now");
+    }
+
+    #[test]
+    fn only_the_endpoint_that_was_probed_answers_a_probe_and_once() {
+        let (mut journal, start) = start();
+        journal.probed(start, host(1), endpoint(1), 77);
+        assert!(!journal.probe_answered(start, endpoint(2), 77) && !journal.probe_answered(start, endpoint(1), 78));
+        assert_eq!(journal.diagnosis().attempts[0].tried[0].heard, None);
+        assert!(journal.probe_answered(start, endpoint(1), 77));
+        assert_eq!(journal.diagnosis().attempts[0].tried[0].heard, Some(start));
+        assert!(!journal.probe_answered(start, endpoint(1), 77));
+    }
+
+    #[test]
     fn only_certificates_that_take_turns_are_two_hosts() {
         let (mut journal, start) = start();
         let [a, b] = [1u8, 2]
@@ -350,6 +442,11 @@ mod tests {
         journal.replaced(start, host(1), b, a);
         let told = journal.diagnosis().doubles;
         assert_eq!((told[0].turns, told[0].seen.len()), (1, 2));
+        journal.replaced(start, host(2), a, b);
+        journal.named_differently(start, host(2), ["db", "DB"]);
+        assert_eq!(journal.diagnosis().doubles.len(), 1, "a renewal");
+        journal.named_differently(start, host(2), ["db", "web"]);
+        assert_eq!(journal.diagnosis().doubles[1].names, ["db", "web"], "at once");
     }
 
     #[test]

@@ -24,11 +24,13 @@ pub struct Diagnosis {
     pub attempts: Vec<Attempt>,
     /// Callers whose first message was refused here.
     pub callers: Vec<Refusal>,
+    /// Callers that repeat their first message although this node answers it.
+    pub unheard: Vec<Unheard>,
     /// Destinations that the system refused to send to.
     pub sends: Vec<SendFailure>,
     /// Dropped overlay packets: a sample, one per second of each kind.
     pub drops: Vec<Dropped>,
-    /// Overlay addresses that several certificates used in turns.
+    /// Overlay addresses that several certificates used in turns, or with different names.
     pub doubles: Vec<Double>,
     /// Requests for a relay that this node refused.
     pub relays: Vec<RelayRefused>,
@@ -70,6 +72,26 @@ pub struct Tried {
     pub last: Instant,
     /// The error of the system if it refused to send (errno; 0: the socket cannot reach that address family).
     pub error: Option<i32>,
+    /// When it was last probed; see [`crate::Node::probe`].
+    pub probed: Option<Instant>,
+    /// When a Nebula there last answered a probe: UDP passes in both directions, between the very ports of both nodes.
+    pub heard: Option<Instant>,
+}
+
+/// A caller that repeats its first message although this node answers it: the answers do not reach it, or it cannot use
+/// them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unheard {
+    /// Overlay address in its certificate. Nothing proves yet that it is that host.
+    pub peer: IpAddr,
+    /// Name in its certificate.
+    pub name: String,
+    /// Where its messages come from.
+    pub from: SocketAddr,
+    /// How many first messages came again.
+    pub repeats: u32,
+    /// When the last one came.
+    pub last: Instant,
 }
 
 /// A destination that the system refused to send to.
@@ -111,6 +133,8 @@ pub struct Double {
     pub peer: IpAddr,
     /// The certificates, and the endpoint at which each was last seen.
     pub seen: Vec<(Fingerprint, SocketAddr)>,
+    /// The names in these certificates, if they differ: two hosts, or one that was given another name.
+    pub names: Vec<String>,
     /// How often one returned after another.
     pub turns: u32,
     /// When it last happened.

@@ -404,6 +404,17 @@ impl Handle {
         self.shared.mailbox.command(Work::new(move |node, now| node.inquire(now, peer)));
     }
 
+    /// See [`crate::Node::named`].
+    #[must_use]
+    pub fn named(&self, name: String) -> Option<IpAddr> {
+        self.with_node(move |node, _| node.named(&name)).flatten()
+    }
+
+    /// See [`crate::Node::probe`].
+    pub fn probe(&self, peer: IpAddr) {
+        self.shared.mailbox.command(Work::new(move |node, now| node.probe(now, peer)));
+    }
+
     /// See [`crate::Node::whereabouts`].
     #[must_use]
     pub fn whereabouts(&self, peer: IpAddr) -> Whereabouts {

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nebula_cert::Version;
 
@@ -11,7 +11,7 @@ use super::confirmation::KnownCallers;
 use super::outbox::seal;
 use super::timer::Due;
 use super::tunnels::Established;
-use crate::counters::Direction;
+use crate::counters::{Counter, Direction};
 use crate::diagnosis::{Claimed, Refusal, RefusalReason};
 use crate::handshake::{Error, Initiator, Opened, Own, Pending, Reached, Waiting, respond};
 use crate::index::LocalIndex;
@@ -247,6 +247,7 @@ impl Node {
         }
         let digest = digest_of(datagram);
         if let Some(index) = self.half_open.opened_by(&digest) {
+            self.note_repeat(now, index, from);
             self.callers(now).answer(index, from, datagram.len());
             return;
         }
@@ -290,6 +291,18 @@ impl Node {
             return;
         }
         self.callers(now).insert((local_index, done), digest, reply, from, datagram.len());
+    }
+
+    /// Remembers a caller that this node answered and that goes on calling. What comes at once may have been sent to
+    /// several endpoints of this node.
+    fn note_repeat(&mut self, now: Instant, index: LocalIndex, from: Origin) {
+        let Some(answered) = self.half_open.get_mut(index) else { return };
+        if let Origin::Direct(from) = from
+            && now >= answered.since + REPEATED_AFTER
+            && let Some(peer) = answered.addresses().next()
+        {
+            self.journal.repeated(now, peer, answered.peer.name(), from);
+        }
     }
 
     fn handle_second_message(&mut self, now: Instant, from: Origin, index: LocalIndex, datagram: &[u8]) {
@@ -394,9 +407,24 @@ impl Node {
             self.outbox.count_drop(DropReason::BadHandshake);
             self.outbox.event(Event::HandshakeRefused { from: refusal.from, reason: refusal.text.clone() });
         }
+        if refusal.reason == RefusalReason::OwnAddress {
+            self.note_own_address(&refusal);
+        }
         match answer_of {
             Some(peer) => self.journal.refused(refusal.at, peer, refusal),
             None => self.journal.caller_refused(refusal.at, refusal),
+        }
+    }
+
+    /// Another host has an address of this one in its certificate.
+    fn note_own_address(&mut self, refusal: &Refusal) {
+        let Some(claimed) = &refusal.claimed else { return };
+        let own = claimed.addresses.iter().find(|address| self.config.is_own_address(**address));
+        let own_name = self.config.identity.primary().name().to_owned();
+        if let Some(&address) = own.filter(|_| !own_name.eq_ignore_ascii_case(&claimed.name)) {
+            let names = [own_name, claimed.name.clone()];
+            self.outbox.counters().add(Counter::AddressConflicts, 1);
+            self.outbox.event(Event::AddressConflict { address, names, at: refusal.from, is_own: true });
         }
     }
 
@@ -465,6 +493,8 @@ const REQUERY_AT_ATTEMPT: u32 = 5;
 const ATTEMPTS_AT_ONE_PLACE: u32 = 2;
 /// Twice the number of attempts made while a peer is expected back: answers of lighthouses trigger some more.
 const MAX_ATTEMPTS_UNTIL_RETURN: u32 = 128;
+/// A first message that comes again after this was repeated by the caller, not sent to several places.
+const REPEATED_AFTER: Duration = Duration::from_millis(50);
 /// The attempt from which on the directory's endpoints are tried beside others that do not answer.
 const LIKELY_FROM_ATTEMPT: u32 = 3;
 /// More of them are not tried.

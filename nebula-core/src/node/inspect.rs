@@ -350,6 +350,15 @@ impl Node {
         heard
     }
 
+    /// The overlay address of the host with this name in its certificate, also if it is gone or was refused. Of a refused one the
+    /// name is only what it claims.
+    #[must_use]
+    pub fn named(&self, name: &str) -> Option<IpAddr> {
+        let live = self.tunnels.iter().find(|live| live.tunnel.peer.name().eq_ignore_ascii_case(name));
+        let live = live.and_then(|live| live.tunnel.peer_addresses.first().copied());
+        live.or_else(|| self.names.gone(name)).or_else(|| self.journal.claimed(name))
+    }
+
     /// What went wrong recently.
     #[must_use]
     pub fn diagnosis(&self, now: Instant) -> Diagnosis {

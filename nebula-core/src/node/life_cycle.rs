@@ -9,6 +9,7 @@ use rand_chacha::rand_core::RngCore as _;
 use super::Node;
 use super::timer::Due;
 use super::tunnels::{Established, Live};
+use crate::counters::Counter;
 use crate::handshake::Waiting;
 use crate::index::{LocalIndex, RemoteIndex};
 use crate::tunnel::Tunnel;
@@ -110,13 +111,24 @@ impl Node {
         }
     }
 
-    /// Records that the peer showed another certificate, from another endpoint, than in a tunnel that it still has.
+    /// Records that the peer showed another certificate, from another endpoint, than in a tunnel that it still has. If the names
+    /// differ, too, nobody has to wait for the turns that tell two hosts from a renewal.
     fn note_other_certificate(&mut self, now: Instant, tunnel: &Tunnel, at: SocketAddr) {
         let Some(&peer) = tunnel.peer_addresses.first() else { return };
         let Some(other) = self.tunnels.of_peer(peer).last().and_then(|index| self.tunnels.get(*index)) else { return };
         let (before, after) = (other.tunnel.peer.fingerprint(), tunnel.peer.fingerprint());
-        if let Some(place) = other.tunnel.endpoint().filter(|place| before != after && *place != at) {
+        let place = other.tunnel.endpoint();
+        if before == after || place == Some(at) {
+            return;
+        }
+        if let Some(place) = place {
             self.journal.replaced(now, peer, (before, place), (after, at));
+        }
+        let names = [other.tunnel.peer.name().to_owned(), tunnel.peer.name().to_owned()];
+        if !names[0].eq_ignore_ascii_case(&names[1]) {
+            self.journal.named_differently(now, peer, [&names[0], &names[1]]);
+            self.outbox.counters().add(Counter::AddressConflicts, 1);
+            self.outbox.event(Event::AddressConflict { address: peer, names, at, is_own: false });
         }
     }
 
@@ -193,6 +205,11 @@ impl Node {
     /// Handles a recv_error: the peer no longer knows the tunnel or relay. It is unauthenticated, so it is believed
     /// only if it comes from where the peer is.
     pub(super) fn handle_recv_error(&mut self, now: Instant, from: Origin, index: RemoteIndex) {
+        if let Origin::Direct(at) = from
+            && self.journal.probe_answered(now, at, index.0)
+        {
+            return;
+        }
         if !self.config.accept_recv_error.covers(from.underlay().ip()) {
             return;
         }

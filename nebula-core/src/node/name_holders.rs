@@ -11,6 +11,8 @@ pub(super) struct NameHolders {
     by_name: BTreeMap<String, Vec<Holder>>,
     /// Peers without a tunnel, by when the last one ended.
     left: VecDeque<(Instant, String)>,
+    /// The last peers that left, with their names as they were: an operator asks by name for hosts that are gone.
+    gone: VecDeque<(String, IpAddr)>,
 }
 
 #[derive(Debug)]
@@ -45,10 +47,18 @@ impl NameHolders {
             holder.tunnels = holder.tunnels.saturating_sub(1);
             if holder.tunnels == 0 {
                 holder.left = Some(now);
-                self.left.push_back((now, name));
+                self.left.push_back((now, name.clone()));
+                self.gone.retain(|(_, other)| *other != address);
+                self.gone.truncate(MAX_GONE - 1);
+                self.gone.push_front((name, address));
             }
         }
         self.forget(now);
+    }
+
+    /// The peer of this name that was the last to leave.
+    pub(super) fn gone(&self, name: &str) -> Option<IpAddr> {
+        self.gone.iter().find(|(other, _)| other.eq_ignore_ascii_case(name)).map(|(_, address)| *address)
     }
 
     /// Whether the name stands for the peer at `address`.
@@ -72,6 +82,7 @@ impl NameHolders {
 
 /// A daemon restarts in less; who has moved to another address has its name again soon after.
 const HELD_FOR: Duration = Duration::from_secs(30);
+const MAX_GONE: usize = 256;
 
 #[cfg(test)]
 mod tests {
@@ -115,6 +126,23 @@ mod tests {
         assert!(names.holds(late, "db", address(66)));
         names.arrived(late, "db", address(7));
         assert!(names.holds(late, "db", address(66)) && !names.holds(late, "db", address(7)));
+    }
+
+    #[test]
+    fn the_last_peers_that_left_are_found_by_name_and_no_more_of_them_than_fit() {
+        let (mut names, now) = names();
+        assert_eq!(names.gone("db"), None, "it is there");
+        names.left(now, "DB", address(7));
+        assert_eq!(names.gone("Db"), Some(address(7)));
+        names.left(now, "db", address(66));
+        assert_eq!(names.gone("db"), Some(address(66)));
+        for n in 0..1000_u32 {
+            let (name, at) = (format!("host-{n}"), IpAddr::from((0x0a2b_0000 + n).to_be_bytes()));
+            names.arrived(now, &name, at);
+            names.left(now, &name, at);
+        }
+        assert_eq!((names.gone.len(), names.gone("db")), (MAX_GONE, None));
+        assert!(names.gone("host-999").is_some());
     }
 
     #[test]

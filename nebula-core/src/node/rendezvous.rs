@@ -15,7 +15,7 @@ use crate::counters::{Counter, Direction};
 use crate::hole_punch::{Action, HolePunch, PUNCH};
 use crate::lighthouse::{self, KnownEndpoints, Place, Screened, address_for};
 use crate::tunnel::Tunnel;
-use crate::wire::header::MessageType;
+use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
 use crate::wire::messages::{MAX_RELAYS, Meta, MetaKind};
 use crate::{Config, DropReason, Event, Forwarder};
 
@@ -33,6 +33,21 @@ impl Node {
             if let Some(tunnel) = self.forwarder.tunnels().by_address(lighthouse) {
                 self.outbox.message(&tunnel, MessageType::TestRequest, &[]);
             }
+        }
+    }
+
+    /// Sends a datagram for a tunnel that does not exist to each endpoint of `peer`, from the port of this node. A Nebula
+    /// there answers with a recv_error, which shows that UDP passes in both directions; [`Node::diagnosis`] has the answers.
+    pub fn probe(&mut self, now: Instant, peer: IpAddr) {
+        self.now = now;
+        let mut endpoints = self.config.endpoints_of(peer, &self.lighthouse);
+        endpoints.truncate(MAX_PROBED);
+        for endpoint in endpoints {
+            let index = u32::from_be_bytes(self.random_bytes()).max(1);
+            let mut datagram = Header { kind: MessageType::Data, index, counter: 1 }.to_bytes().to_vec();
+            datagram.resize(HEADER_LEN + TAG_LEN, 0);
+            self.journal.probed(now, peer, endpoint, index);
+            self.outbox.datagram(endpoint, datagram);
         }
     }
 
@@ -368,6 +383,8 @@ impl Rendezvous<'_> {
     }
 }
 
+/// More endpoints of a peer are not probed.
+const MAX_PROBED: usize = 8;
 /// How many ports of one address are believed.
 #[derive(Debug, Clone, Copy)]
 enum Ports {

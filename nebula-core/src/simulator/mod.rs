@@ -259,6 +259,11 @@ impl SimNet {
         self.cut.extend([(a, b), (b, a)]);
     }
 
+    /// Drops everything that one sends to the other from now on.
+    pub fn cut_one_way(&mut self, from: HostId, to: HostId) {
+        self.cut.insert((from, to));
+    }
+
     /// Undoes [`SimNet::cut`].
     pub fn heal(&mut self, a: HostId, b: HostId) {
         self.cut.remove(&(a, b));

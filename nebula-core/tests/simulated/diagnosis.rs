@@ -289,3 +289,52 @@ fn a_datagram_that_the_system_refuses_to_send_is_reported_with_its_endpoint() {
     assert_eq!(diagnosis(&mut net, a).attempts[0].tried[0].error, Some(errno));
     assert_eq!(diagnosis(&mut net, a).sends[0].to, at);
 }
+
+#[test]
+fn two_hosts_of_different_names_with_one_address_are_told_at_once_by_lighthouse_peer_and_victim() {
+    let mut net = SimNet::new(18);
+    let lighthouse = net.add(HostSpec::new("lighthouse").am_lighthouse());
+    let victim = net.add(HostSpec::new("victim").networks(&["10.42.0.77/16"]).lighthouse(lighthouse));
+    let peer = net.add(HostSpec::new("peer").knows(victim));
+    net.ping(peer, victim).until_delivered();
+    net.run_for(SECOND);
+    let conflicts = |net: &SimNet, at: HostId| {
+        let told = net.events(at).iter().filter_map(|event| match event {
+            Event::AddressConflict { names, is_own, .. } => Some((names.clone(), *is_own)),
+            _ => None,
+        });
+        (told.collect::<Vec<_>>(), net.counter(at, "address_conflicts"))
+    };
+    assert_eq!(conflicts(&net, lighthouse), (vec![], 0));
+
+    let thief = net.add(HostSpec::new("thief").networks(&["10.42.0.77/16"]).lighthouse(lighthouse).knows(peer));
+    let (at_peer, at_victim) = (net.overlay(peer), net.underlay(victim));
+    net.control(thief, |node, now| node.connect(now, at_peer));
+    let anybody = "10.42.0.200".parse().expect("an address");
+    net.control(thief, |node, now| node.connect_at(now, anybody, at_victim));
+    net.run_for(SECOND);
+    for (host, is_own) in [(lighthouse, false), (peer, false), (victim, true)] {
+        let (told, count) = conflicts(&net, host);
+        assert!(!told.is_empty() && count == told.len() as u64, "{host:?}: {told:?}\n{}", net.diagram());
+        assert!(told.iter().all(|it| *it == (["victim".to_owned(), "thief".to_owned()], is_own)), "{host:?}: {told:?}");
+    }
+    for host in [lighthouse, peer] {
+        let told = diagnosis(&mut net, host).doubles;
+        assert!(told.iter().any(|double| double.names == ["victim", "thief"]), "{told:?}");
+    }
+    assert_eq!(caller_at(&mut net, victim), (RefusalReason::OwnAddress, Some("thief".to_owned())));
+}
+
+#[test]
+fn a_host_that_renews_its_certificate_is_not_two() {
+    let mut net = SimNet::new(19);
+    let [a, b] = net.nodes(["a", "b"]);
+    net.ping(b, a).until_delivered();
+    let renewed = net.renewed_identity(b, &[nebula_cert::Version::V2]);
+    net.move_to(b, "198.51.100.99:4242");
+    net.edit_config(b, |config| config.identity = renewed);
+    let at_a = net.overlay(a);
+    net.control(b, |node, now| node.close(now, at_a, true));
+    net.ping(b, a).until_delivered();
+    assert_eq!((net.counter(a, "address_conflicts"), diagnosis(&mut net, a).doubles), (0, vec![]));
+}

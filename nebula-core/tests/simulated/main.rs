@@ -7,6 +7,7 @@ mod allow_lists;
 mod better_path;
 mod calculated_remotes;
 mod capture;
+mod causes;
 mod close_tunnel;
 mod confirmation;
 mod dead_peer;
