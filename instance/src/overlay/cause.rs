@@ -27,11 +27,17 @@ pub(crate) fn of(attempt: &Attempt) -> String {
     }
     let count: u32 = sent.iter().map(|tried| tried.sent).sum();
     let places: Vec<_> = sent.iter().take(3).map(|tried| tried.endpoint.to_string()).collect();
+    if let Some(heard) = sent.iter().find(|tried| tried.heard.is_some()) {
+        return format!(
+            "no answer to {count} messages, although a Nebula at {} answers probes: it refuses this host",
+            heard.endpoint
+        );
+    }
     let more =
         if sent.len() > places.len() { format!(" and {} more", sent.len() - places.len()) } else { String::new() };
     format!(
-        "no answer to {count} messages from {}{more}: UDP is blocked, nothing listens there, or the peer refuses the \
-         certificate of this host",
+        "no answer to {count} messages from {}{more}; the cause is not known, `nebula ctl why` looks for it: UDP may be blocked, the \
+         peer be down or behind a NAT, or it refuses the certificate of this host",
         places.join(", ")
     )
 }
@@ -56,7 +62,8 @@ mod tests {
     #[test]
     fn the_line_of_a_failed_handshake_names_what_is_known_of_its_cause() {
         let endpoint: SocketAddr = "192.0.2.7:4242".parse().unwrap();
-        let tried = |unopened, error| Tried { endpoint, sent: 4, unopened, last: now(), error };
+        let tried =
+            |unopened, error| Tried { endpoint, sent: 4, unopened, last: now(), error, probed: None, heard: None };
         let attempt = |tried: Vec<Tried>| Attempt {
             peer: [10, 42, 0, 7].into(),
             since: now(),
@@ -76,7 +83,7 @@ mod tests {
         };
         for (attempt, expected) in [
             (attempt(vec![]), "nobody says where it is"),
-            (attempt(vec![tried(0, None)]), "no answer to 4 messages from 192.0.2.7:4242: UDP is blocked"),
+            (attempt(vec![tried(0, None)]), "no answer to 4 messages from 192.0.2.7:4242; the cause is not known"),
             (attempt(vec![tried(1, None)]), "192.0.2.7:4242 answered and the answer cannot be opened"),
             (attempt(vec![tried(0, Some(1))]), "192.0.2.7:4242: operation not permitted (EPERM)"),
             (attempt(vec![tried(0, Some(101))]), "network is unreachable (ENETUNREACH)"),

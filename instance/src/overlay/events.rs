@@ -54,6 +54,9 @@ fn admits(event: &Event) -> bool {
         Event::HandshakeSent { peer, is_repeat: false, .. } => ("Handshake message sent", of(&[*peer], None)),
         Event::HandshakeTimedOut { peer, .. } => ("Handshake timed out", of(&[*peer], None)),
         Event::Roamed { peer, .. } => ("Host roamed to new udp ip/port.", of(peer, None)),
+        Event::AddressConflict { address, .. } => {
+            return log::admits(Level::WARN, "Two hosts have one overlay address", &of(&[*address], None));
+        }
         Event::Gateway { address, before, state, .. } if before.takes_flows() != state.takes_flows() => {
             ("Gateway of unsafe routes", of(&[*address], None))
         }
@@ -135,6 +138,10 @@ fn log_one(event: &Event) {
         }
         Event::HandshakeRefused { from, reason } => {
             tracing::error!(%from, error = reason, "Failed to process handshake packet");
+        }
+        Event::AddressConflict { address, names: [first, other], at, is_own } => {
+            tracing::warn!(vpnAddrs = ?list(&[*address]), certName = first, otherName = other, otherAddr = %at, own = is_own,
+                "Two hosts have one overlay address, or one was given another name");
         }
         Event::Roamed { peer, endpoint } => {
             tracing::info!(vpnAddrs = ?list(peer), newAddr = %endpoint, "Host roamed to new udp ip/port.");

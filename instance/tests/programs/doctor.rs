@@ -175,7 +175,10 @@ fn the_cause_of_each_mistake_on_a_real_kernel_is_named() {
     site.world.ping("a", L, SOON);
     let to = "10.77.0.2";
     let _ = site.world.exec("l", &["timeout", "1", "bash", "-c", &format!("</dev/tcp/{to}/443")]);
-    site.assert_found(&["doctor"], "firewall_drop");
+    site.wait("warning of the firewall", |site| {
+        let (code, found) = site.codes(&["doctor"]);
+        code == 0 && found.iter().any(|code| code == "firewall_drop")
+    });
     let (_, answer) = site.ctl(&["doctor"]);
     let drop = &answer["facts"]["drops"][0];
     assert_eq!((&drop["nearest"]["index"], &drop["nearest"]["differs"][0]), (&1.into(), &"peer".into()), "{drop}");

@@ -26,6 +26,7 @@ mod ca_access;
 mod capture_instance;
 mod capture_speed;
 mod captured;
+mod causes;
 mod chains;
 mod changed_settings;
 mod chaos;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use ipnet::IpNet;
 use nebula_cert::{Certificate, UnixTime};
 use nebula_core::counters::Direction;
-use nebula_core::diagnosis::{Attempt, Diagnosis, Dropped, Refusal};
+use nebula_core::diagnosis::{Attempt, Diagnosis, Dropped, Refusal, Tried, Unheard};
 use nebula_core::io::Handle;
 use nebula_core::{RelayState, TunnelStatus};
 use serde_json::{Value, json};
@@ -78,11 +78,22 @@ impl Sources<'_> {
             std::thread::sleep(POLL_INTERVAL);
             known = self.handle.whereabouts(peer);
         }
-        let probes = if reachable() { Vec::new() } else { probe(self.underlay(), &known.endpoints) };
+        let probes = if reachable() { Vec::new() } else { self.probe(peer, &known.endpoints) };
         let Some((now, diagnosis)) = self.handle.diagnosis() else { return Value::Null };
         let clocks = Clocks { now, unix: self.now };
         let told = self.peer(peer, &diagnosis, clocks, &probes);
         self.document(&diagnosis, clocks, vec![told])
+    }
+
+    /// Probes the endpoints of a peer: by the node's own port, which shows whether UDP passes where handshakes have to, and by
+    /// another one, to which the kernel reports what the way refuses.
+    fn probe(&self, peer: IpAddr, endpoints: &[SocketAddr]) -> Vec<(SocketAddr, Found)> {
+        self.handle.probe(peer);
+        let probes = probe(self.underlay(), endpoints);
+        // The second one is for those that were lost.
+        self.handle.probe(peer);
+        std::thread::sleep(PROBE_ANSWER_WITHIN);
+        probes
     }
 
     fn underlay(&self) -> Underlay {
@@ -95,6 +106,7 @@ impl Sources<'_> {
             "host": self.host(diagnosis, clocks, &tunnels),
             "peers": peers,
             "callers": diagnosis.callers.iter().map(|caller| refusal(caller, clocks)).collect::<Value>(),
+            "unheard": diagnosis.unheard.iter().filter_map(|caller| unheard(caller, clocks)).collect::<Value>(),
             "sends": diagnosis.sends.iter().map(|failure| json!({
                 "to": failure.to.to_string(),
                 "errno": failure.errno.map(errno::symbol),
@@ -106,6 +118,7 @@ impl Sources<'_> {
             "doubles": diagnosis.doubles.iter().map(|double| json!({
                 "peer": double.peer.to_string(),
                 "turns": double.turns,
+                "names": double.names,
                 "seconds_ago": clocks.ago(double.last),
                 "endpoints": texts(double.seen.iter().map(|(_, at)| *at)),
             })).collect::<Value>(),
@@ -201,9 +214,22 @@ impl Sources<'_> {
         let known = self.handle.whereabouts(peer);
         let gateways = settings.tun.routes.subnets.iter().filter(|subnet| subnet.route.network.contains(&peer));
         let gateways: Vec<_> = gateways.flat_map(|subnet| &subnet.route.gateways).map(|it| it.address).collect();
-        let endpoints = known.endpoints.iter().map(|endpoint| self.endpoint(*endpoint, &networks, probes));
-        let hops = self.handle.relays().into_iter().filter(|hop| !hop.forwarding && hop.far == peer);
         let attempt = diagnosis.attempts.iter().find(|attempt| attempt.peer == peer);
+        let is_heard = |tried: &&Tried| tried.heard.is_some_and(|heard| clocks.ago(heard) <= PROBE_SECONDS);
+        let heard: Vec<_> = attempt.iter().flat_map(|it| &it.tried).filter(is_heard).map(|it| it.endpoint).collect();
+        let endpoints = known.endpoints.iter().map(|endpoint| {
+            let mut told = self.endpoint(*endpoint, &networks, probes);
+            if heard.contains(endpoint) {
+                told["probe"] = json!({"found": "nebula"});
+            }
+            told
+        });
+        let hops = self.handle.relays().into_iter().filter(|hop| !hop.forwarding && hop.far == peer);
+        let unheard = diagnosis.unheard.iter().find(|caller| caller.peer == peer);
+        let relays = known.relays.iter().map(|relay| {
+            let is_there = self.handle.tunnels().iter().any(|tunnel| tunnel.peer.contains(relay));
+            json!({"relay": relay.to_string(), "connected": is_there})
+        });
         let told_tunnels = tunnels.iter().map(|tunnel| {
             let mut told = answer::tunnel(tunnel);
             let certificate = self.handle.certificate(tunnel.local_index);
@@ -222,6 +248,8 @@ impl Sources<'_> {
             "tunnels": told_tunnels.collect::<Value>(),
             "endpoints": endpoints.collect::<Value>(),
             "known": answer::whereabouts(peer, &known),
+            "unheard": unheard.and_then(|caller| self::unheard(caller, clocks)),
+            "relay_states": relays.collect::<Value>(),
             "attempt": attempt.map(|attempt| told_attempt(attempt, clocks)),
             "relay_hops": hops.map(|hop| json!({
                 "relay": hop.neighbour.to_string(),
@@ -236,7 +264,7 @@ impl Sources<'_> {
         told["endpoint"] = endpoint.to_string().into();
         told["inside_overlay"] = networks.iter().any(|network| network.contains(&endpoint.ip())).into();
         let found = probes.iter().find(|(to, _)| *to == endpoint).map(|(_, found)| match found {
-            Found::Nebula => json!({"found": "nebula"}),
+            Found::Nebula => json!({"found": "nebula_to_other_port"}),
             Found::Silence => json!({"found": "silence"}),
             Found::Refused(code) => {
                 json!({"found": "refused", "errno": errno::symbol(*code), "text": system_text(*code)})
@@ -332,6 +360,20 @@ fn refusal(refusal: &Refusal, clocks: Clocks) -> Value {
         "clock_ahead_seconds": ahead,
         "times": refusal.times,
         "seconds_ago": clocks.ago(refusal.at),
+    })
+}
+
+/// A caller that goes on calling although this host answers; one message may get lost anywhere.
+fn unheard(caller: &Unheard, clocks: Clocks) -> Option<Value> {
+    let ago = clocks.ago(caller.last);
+    (caller.repeats >= MIN_REPEATS && ago < RECENT_SECONDS).then(|| {
+        json!({
+            "peer": caller.peer.to_string(),
+            "name": caller.name,
+            "from": caller.from.to_string(),
+            "repeats": caller.repeats,
+            "seconds_ago": ago,
+        })
     })
 }
 
@@ -437,6 +479,11 @@ const MAX_ROUTES: usize = 64;
 // IP and UDP headers, the Nebula header, and the AEAD tag.
 const OVERHEAD_V4: u32 = 20 + 8 + 16 + 16;
 const OVERHEAD_V6: u32 = 40 + 8 + 16 + 16;
+// Longer than the round trip of most paths.
+const PROBE_ANSWER_WITHIN: Duration = Duration::from_millis(300);
+const PROBE_SECONDS: u64 = 5;
+const MIN_REPEATS: u32 = 3;
+const RECENT_SECONDS: u64 = 600;
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 // Three seconds: most handshakes succeed or fail within that time.
 const MAX_POLLS: u32 = 60;

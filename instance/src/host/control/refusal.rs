@@ -23,7 +23,7 @@ pub(crate) enum Refusal {
     NoAddressOfFamily,
     #[error("there is no tunnel with {0}")]
     NoTunnel(String),
-    #[error("no peer with a tunnel is named {0}; others go by address")]
+    #[error("this daemon has not met a host that is named {0}; name it by its overlay address")]
     UnknownPeer(String),
     #[error(
         "no host of the overlay with a tunnel has the address {0}; one behind a gateway has no identity of its own"

@@ -262,7 +262,7 @@ impl ControlService {
         told["full_flow_table"] = unmet.full_flow_table(now);
     }
 
-    /// Finds a peer by address, or by name if it has a tunnel. Returns its address and its tunnels.
+    /// Finds a peer by address, or by name if it has or had a tunnel, or was refused. Returns its address and its tunnels.
     fn find(&self, peer: &str) -> Result<(IpAddr, Vec<TunnelStatus>), Refusal> {
         let mut tunnels = self.handle.tunnels();
         if let Ok(address) = peer.parse::<IpAddr>() {
@@ -270,8 +270,9 @@ impl ControlService {
             return Ok((address, tunnels));
         }
         tunnels.retain(|tunnel| tunnel.name == peer);
-        let first = tunnels.first().and_then(|tunnel| tunnel.peer.first());
-        let address = *first.ok_or_else(|| Refusal::UnknownPeer(peer.to_owned()))?;
+        let first = tunnels.first().and_then(|tunnel| tunnel.peer.first()).copied();
+        let gone = || self.handle.named(peer.to_owned());
+        let address = first.or_else(gone).ok_or_else(|| Refusal::UnknownPeer(peer.to_owned()))?;
         tunnels.retain(|tunnel| tunnel.peer.contains(&address));
         Ok((address, tunnels))
     }

@@ -6,6 +6,18 @@ use super::{Finding, list, span, text, texts};
 
 const HERE: &str = "this host";
 
+/// Whether every peer refuses this host, whatever else is wrong.
+pub(super) fn is_barred(findings: &[Finding]) -> bool {
+    findings.iter().any(bars)
+}
+
+/// Whether this alone makes every peer refuse this host.
+pub(super) fn bars(finding: &Finding) -> bool {
+    let codes =
+        ["certificate_revoked", "certificate_expired", "certificate_not_yet_valid", "ca_expired", "ca_not_yet_valid"];
+    codes.contains(&finding.code)
+}
+
 pub(super) fn findings(facts: &Value) -> Vec<Finding> {
     let host = &facts["host"];
     let mut found = Vec::new();
@@ -204,9 +216,14 @@ fn certificate(certificate: &Value, facts: &Value) -> Option<Finding> {
 /// An enrolled host that cannot renew its certificate.
 fn renewal(enrolment: &Value) -> Option<Finding> {
     let failing = enrolment["failing_seconds"].as_i64()?;
+    if enrolment["code"] == "certificate_revoked" {
+        let cause = format!("the CA has revoked its certificate, so peers refuse it: {}", text(&enrolment["error"]));
+        let advice = "If it may come back, make a token for its name at the CA (`nebula-ca token create`), and give that to `nebula up` here.";
+        return Some(Finding::error("certificate_revoked", HERE, cause, advice));
+    }
     let cause = format!("its certificate could not be renewed for {}: {}", span(failing), text(&enrolment["error"]));
     let advice = match enrolment["code"].as_str() {
-        Some("renewal_too_late" | "unknown_certificate" | "certificate_revoked") => {
+        Some("renewal_too_late" | "unknown_certificate") => {
             "It does not come back by itself: if it may, make a token for its name at the CA (`nebula-ca token create`), and give that \
              to `nebula up` here."
         }

@@ -1,7 +1,9 @@
 //! Draws conclusions from the daemon's facts: what is wrong, and how to fix it.
 
+mod conflicts;
 mod host;
 mod peers;
+mod refusals;
 #[cfg(test)]
 mod tests;
 mod traffic;
@@ -64,28 +66,38 @@ impl Finding {
 /// All problems of a host, from the daemon's answer to `doctor`; errors first.
 pub(crate) fn examine(facts: &Value) -> Vec<Finding> {
     let mut findings = host::findings(facts);
+    let is_barred = host::is_barred(&findings);
     findings.extend(host::unmet(facts));
     findings.extend(host::configuration(facts));
     for peer in list(&facts["peers"]) {
-        findings.extend(peers::findings(facts, peer));
+        findings.extend(peers::findings(facts, peer, is_barred));
     }
-    findings.extend(peers::callers(facts, None));
-    findings.extend(peers::doubles(facts, None));
-    findings.extend(peers::same_names(facts, None));
+    findings.extend(peers::all_unheard(facts));
+    findings.extend(refusals::callers(facts, None));
+    findings.extend(conflicts::doubles(facts, None));
+    findings.extend(conflicts::same_names(facts, None));
     findings.extend(peers::unsafe_routes(facts));
     findings.extend(peers::relays_refused(facts));
     findings.extend(traffic::findings(facts, None));
     sorted(findings)
 }
 
-/// Everything that may keep one peer from being reached, from the daemon's answer to `why`; errors first.
+/// What keeps one peer from being reached, from the daemon's answer to `why`: the cause, and then what follows from it.
 pub(crate) fn explain(facts: &Value) -> Vec<Finding> {
-    let mut findings = host::findings(facts);
+    let of_host = host::findings(facts);
+    let is_barred = host::is_barred(&of_host);
+    let (barring, of_host): (Vec<_>, Vec<_>) = of_host.into_iter().partition(host::bars);
+    let mut findings = barring;
     for peer in list(&facts["peers"]) {
-        findings.extend(peers::findings(facts, peer));
-        findings.extend(peers::callers(facts, Some(peer)));
-        findings.extend(peers::doubles(facts, Some(peer)));
-        findings.extend(peers::same_names(facts, Some(peer)));
+        findings.extend(peers::findings(facts, peer, is_barred));
+        // Of another peer, and of names and relays, nobody asked.
+        let of_host = of_host.iter().filter(|it| it.severity == Severity::Error || peer["peer"] == it.about.as_str());
+        findings.extend(of_host.cloned());
+        if peer["connected"] == true {
+            findings.extend(refusals::callers(facts, Some(peer)));
+        }
+        findings.extend(conflicts::doubles(facts, Some(peer)));
+        findings.extend(conflicts::same_names(facts, Some(peer)));
         findings.extend(traffic::findings(facts, Some(peer)));
     }
     sorted(findings)

@@ -2,10 +2,12 @@
 
 use serde_json::Value;
 
-use super::{Finding, Severity, list, span, text, texts};
+use super::refusals::{recent_callers, refused, refused_call, unnamed_callers};
+use super::{Finding, Severity, list, text, texts};
 
-/// What is wrong with one peer of `facts`.
-pub(super) fn findings(facts: &Value, peer: &Value) -> Vec<Finding> {
+/// What is wrong with one peer of `facts`. If this host `is_barred`, every peer refuses it, and no further cause of a silence is
+/// looked for.
+pub(super) fn findings(facts: &Value, peer: &Value, is_barred: bool) -> Vec<Finding> {
     let about = text(&peer["peer"]);
     if peer["own_address"] == true {
         let cause = "it is an address of this host itself";
@@ -32,18 +34,27 @@ pub(super) fn findings(facts: &Value, peer: &Value) -> Vec<Finding> {
         return vec![Finding::warning("behind_gateway", about, cause, &advice)];
     }
     let mut found: Vec<_> = kernel_route(facts, peer).into_iter().collect();
-    if peer["connected"] == true {
-        return found;
-    }
-    found.extend(attempt(peer));
-    found.extend(list(&peer["endpoints"]).iter().filter_map(|endpoint| underlay(&about, endpoint)));
-    found.extend(relays(facts, peer));
-    // A kernel route elsewhere may not be the only reason; any other finding explains the silence better.
-    let is_explained = found.iter().any(|finding| finding.code != "route_elsewhere");
-    if !is_explained {
-        found.push(silence(peer));
+    if peer["connected"] != true && !is_barred {
+        found.extend(cause(facts, peer));
     }
     found
+}
+
+/// The cause of the silence. The strongest evidence comes first; what is weaker mostly follows from the same cause, and is not
+/// said as another one.
+fn cause(facts: &Value, peer: &Value) -> Vec<Finding> {
+    let looks: [fn(&Value, &Value) -> Vec<Finding>; 8] = [
+        refused_answer,
+        other_cipher,
+        refused_caller,
+        answers_not_taken,
+        heard_at_an_endpoint,
+        no_usable_endpoint,
+        answers_lost,
+        relays,
+    ];
+    let found = looks.iter().map(|look| look(facts, peer)).find(|found| !found.is_empty());
+    found.unwrap_or_else(|| silence(facts, peer))
 }
 
 fn kernel_route(facts: &Value, peer: &Value) -> Option<Finding> {
@@ -60,85 +71,123 @@ fn kernel_route(facts: &Value, peer: &Value) -> Option<Finding> {
     Some(Finding::error("route_elsewhere", text(&peer["peer"]), cause, advice))
 }
 
-/// Evaluates what came back from the endpoints that were tried.
-fn attempt(peer: &Value) -> Vec<Finding> {
-    let (about, attempt) = (text(&peer["peer"]), &peer["attempt"]);
-    let mut found: Vec<_> =
-        Some(&attempt["refusal"]).filter(|it| !it.is_null()).map(|it| refused(&about, it)).into_iter().collect();
-    for tried in list(&attempt["tried"]) {
-        let at = text(&tried["endpoint"]);
-        if tried["unopened"].as_u64().unwrap_or(0) > 0 {
-            let cause = format!("it answered from {at}, and the answer cannot be opened: its `cipher` is another one");
-            let advice = "Set the same `cipher` (aes or chachapoly) on every host of the network, and restart them.";
-            found.push(Finding::error("other_cipher", about.clone(), cause, advice));
-        }
-        if let Some(errno) = tried["errno"].as_str() {
-            found.push(send_error(&about, &at, errno));
-        }
-    }
-    found
+/// The peer answered, and this host refused the answer.
+fn refused_answer(_: &Value, peer: &Value) -> Vec<Finding> {
+    let refusal = &peer["attempt"]["refusal"];
+    if refusal.is_null() { Vec::new() } else { vec![refused(&text(&peer["peer"]), refusal)] }
 }
 
-/// An answer or a first message that this host refused.
-fn refused(about: &str, refusal: &Value) -> Finding {
-    let (from, name) = (text(&refusal["from"]), text(&refusal["name"]));
-    let what = format!("this host refuses what comes from {from}: {}", text(&refusal["text"]));
-    let ahead = refusal["clock_ahead_seconds"].as_i64().filter(|ahead| ahead.abs() >= 30);
-    let clock = ahead.map_or_else(String::new, |ahead| {
-        let way = if ahead > 0 { "ahead of" } else { "behind" };
-        format!(" Its clock is {} {way} that of this host: check both (`timedatectl`).", span(ahead))
+fn other_cipher(_: &Value, peer: &Value) -> Vec<Finding> {
+    let tried = list(&peer["attempt"]["tried"]).iter();
+    let unopened = tried.filter(|tried| tried["unopened"].as_u64().unwrap_or(0) > 0);
+    unopened
+        .map(|tried| {
+            let at = text(&tried["endpoint"]);
+            let cause = format!("it answered from {at}, and the answer cannot be opened: its `cipher` is another one");
+            let advice = "Set the same `cipher` (aes or chachapoly) on every host of the network, and restart them.";
+            Finding::error("other_cipher", text(&peer["peer"]), cause, advice)
+        })
+        .collect()
+}
+
+/// A caller in the peer's name that this host refused: what the peer does not hear from this host has the same cause.
+fn refused_caller(facts: &Value, peer: &Value) -> Vec<Finding> {
+    let claims = |caller: &&Value| list(&caller["addresses"]).contains(&peer["peer"]);
+    recent_callers(facts).filter(claims).map(|caller| refused_call(caller, Severity::Error)).collect()
+}
+
+/// The peer repeats its call although this host answers it and UDP passes.
+fn answers_not_taken(_: &Value, peer: &Value) -> Vec<Finding> {
+    let unheard = &peer["unheard"];
+    if unheard.is_null() || !endpoints_found(peer, "nebula").any(|_| true) {
+        return Vec::new();
+    }
+    let from = text(&unheard["from"]);
+    let cause = format!(
+        "it calls from {from} and does not take the answers of this host, although UDP passes in both directions"
+    );
+    let advice = "Its `cipher` is another one (see both configurations), or its lighthouse.remote_allow_list excludes this host: \
+                  `nebula ctl doctor` there says which.";
+    vec![Finding::error("answers_not_taken", text(&peer["peer"]), cause, advice)]
+}
+
+/// A Nebula was heard at an endpoint of the peer, if not the handshake of the peer.
+fn heard_at_an_endpoint(facts: &Value, peer: &Value) -> Vec<Finding> {
+    let about = text(&peer["peer"]);
+    if let Some(at) = endpoints_found(peer, "nebula").next() {
+        return vec![Finding::error(
+            "refused_by_peer",
+            about,
+            format!("a Nebula answers at {at}, and does not answer the handshake of this host"),
+            "UDP passes in both directions, so the cause is there, and not known here. These are possible: it does not trust the CA of \
+             this host, blocks its certificate, finds it expired by its clock, has another curve, its remote_allow_list excludes this \
+             host, or it is not that peer. Its log and `nebula ctl doctor` there say which.",
+        )];
+    }
+    let other = endpoints_found(peer, "nebula_to_other_port").next();
+    other
+        .map(|at| {
+            let port = text(&facts["host"]["udp"]);
+            let port = port.rsplit(':').next().unwrap_or_default();
+            let cause = format!("a Nebula answers at {at} if asked from another port of this host, and nothing comes back to port {port}");
+            let advice = "UDP with that port is blocked in one direction (cloud security group, firewall, or a mapping that a NAT keeps): \
+                          allow it in both, on the way and on the peer.";
+            Finding::error("port_blocked", about, cause, advice)
+        })
+        .into_iter()
+        .collect()
+}
+
+/// Endpoints whose probe had this result.
+fn endpoints_found<'a>(peer: &'a Value, found: &'static str) -> impl Iterator<Item = String> + 'a {
+    let endpoints = list(&peer["endpoints"]).iter();
+    endpoints.filter(move |endpoint| endpoint["probe"]["found"] == found).map(|endpoint| text(&endpoint["endpoint"]))
+}
+
+/// Nothing can be sent to any endpoint of the peer, or nothing listens there.
+fn no_usable_endpoint(_: &Value, peer: &Value) -> Vec<Finding> {
+    let unusable = unusable_endpoints(peer);
+    if unusable.len() == list(&peer["endpoints"]).len() { unusable } else { Vec::new() }
+}
+
+/// The endpoints that certainly lead nowhere, and why.
+fn unusable_endpoints(peer: &Value) -> Vec<Finding> {
+    let about = text(&peer["peer"]);
+    let unusable = list(&peer["endpoints"]).iter().filter_map(|endpoint| {
+        let tried = list(&peer["attempt"]["tried"]).iter().find(|tried| tried["endpoint"] == endpoint["endpoint"]);
+        let errno = tried.and_then(|tried| tried["errno"].as_str());
+        underlay(&about, endpoint).or_else(|| Some(send_error(&about, &text(&endpoint["endpoint"]), errno?)))
     });
-    let (code, advice) = match refusal["reason"].as_str().unwrap_or_default() {
-        "expired" => ("peer_certificate_expired", format!("Sign a new certificate for {name}.{clock}")),
-        "not_yet_valid" => (
-            "peer_certificate_not_yet_valid",
-            match clock.trim() {
-                "" => "Check the clocks of both hosts (`timedatectl`).".to_owned(),
-                clock => clock.to_owned(),
-            },
-        ),
-        "blocked" => (
-            "peer_blocked",
-            format!("If {name} should be let in, remove its fingerprint from pki.blocklist and run `nebula ctl reload`."),
-        ),
-        "unknown_ca" => (
-            "unknown_ca",
-            "Add the CA's certificate to pki.ca here, or have the peer's certificate signed by a CA that is there \
-             (`nebula ctl cert` lists them)."
-                .to_owned(),
-        ),
-        "ca_expired" => ("peer_ca_expired", format!("Replace that CA, and sign a new certificate.{clock}")),
-        "beyond_ca" => (
-            "certificate_beyond_ca",
-            format!("Sign {name} with networks, groups and validity that the CA itself has."),
-        ),
-        "bad_signature" => (
-            "bad_signature",
-            "The certificate was altered, or the CA was made again under the same name. Sign it again.".to_owned(),
-        ),
-        "other_curve" | "unreadable" => (
-            "other_curve",
-            "The hosts of a network need the same curve (`nebula-cert print` shows it), or it is not Nebula that sends \
-             this."
-                .to_owned(),
-        ),
-        "own_address" => (
-            "duplicate_address",
-            "Two hosts have the same overlay address, or the same certificate was copied to both. Sign a new \
-             certificate with an address of its own for one of them."
-                .to_owned(),
-        ),
-        "other_host" => (
-            "wrong_host",
-            format!("Another host than {about} lives at {from}: correct static_host_map, or the port forwarding."),
-        ),
-        "address_not_allowed" => (
-            "address_not_allowed",
-            "lighthouse.remote_allow_list (or remote_allow_ranges) of this host excludes that address.".to_owned(),
-        ),
-        _ => ("malformed_handshake", "Compare the versions of both programs.".to_owned()),
-    };
-    Finding::error(code, about, what, &advice)
+    unusable.collect()
+}
+
+/// The peer repeats its call although this host answers it.
+fn answers_lost(_: &Value, peer: &Value) -> Vec<Finding> {
+    unheard(&text(&peer["peer"]), &peer["unheard"], Severity::Error).into_iter().collect()
+}
+
+fn unheard(about: &str, unheard: &Value, severity: Severity) -> Option<Finding> {
+    if unheard.is_null() {
+        return None;
+    }
+    let (from, repeats) = (text(&unheard["from"]), text(&unheard["repeats"]));
+    let cause =
+        format!("it calls from {from}, and the answers of this host do not reach it ({repeats} calls repeated)");
+    let advice = "UDP passes only in the direction to this host: allow it to leave here (`nft list ruleset`, cloud security group), and to \
+                  arrive there. If `nebula ctl why` there names another `cipher`, it is that.";
+    Some(Finding { severity, ..Finding::error("answers_lost", about, cause, advice) })
+}
+
+/// Hosts that repeat their calls although this host answers.
+pub(super) fn all_unheard(facts: &Value) -> Vec<Finding> {
+    let is_told = |caller: &Value| list(&facts["peers"]).iter().any(|peer| peer["peer"] == caller["peer"]);
+    let others = list(&facts["unheard"]).iter().filter(|caller| !is_told(caller));
+    others
+        .filter_map(|caller| {
+            let about = format!("a caller that says it is {} ({})", text(&caller["name"]), text(&caller["peer"]));
+            unheard(&about, caller, Severity::Warning)
+        })
+        .collect()
 }
 
 fn send_error(about: &str, at: &str, errno: &str) -> Finding {
@@ -188,17 +237,8 @@ fn underlay(about: &str, endpoint: &Value) -> Option<Finding> {
         return Some(send_error(about, &at, errno));
     }
     let probe = &endpoint["probe"];
-    match probe["found"].as_str()? {
-        "nebula" => Some(Finding::error(
-            "refused_by_peer",
-            about,
-            format!("a Nebula answers at {at}, and does not answer the handshake of this host"),
-            "UDP passes, so the peer refuses this host: it does not trust its CA, blocks its certificate, finds it \
-             expired by its clock, or has another curve. Its log and `nebula ctl doctor` there say which.",
-        )),
-        "refused" => Some(send_error(about, &at, probe["errno"].as_str().unwrap_or_default())),
-        _ => None,
-    }
+    let refused = probe["found"] == "refused";
+    refused.then(|| send_error(about, &at, probe["errno"].as_str().unwrap_or_default()))
 }
 
 fn relays(facts: &Value, peer: &Value) -> Vec<Finding> {
@@ -210,6 +250,13 @@ fn relays(facts: &Value, peer: &Value) -> Vec<Finding> {
     if facts["host"]["use_relays"] == false {
         let cause = format!("it can be reached through {}, and this host uses no relays", known.join(", "));
         return vec![Finding::error("relays_not_used", about, cause, "Set relay.use_relays to true and reload.")];
+    }
+    let states = list(&peer["relay_states"]);
+    if !states.is_empty() && states.iter().all(|state| state["connected"] == false) {
+        let cause =
+            format!("nothing comes back from it directly, and there is no tunnel with its relay {}", known.join(", "));
+        let advice = format!("`nebula ctl why {}` says why the relay cannot be reached.", known[0]);
+        return vec![Finding::error("relay_unreachable", about, cause, &advice)];
     }
     let hops = list(&peer["relay_hops"]).iter().filter(|hop| hop["established"] == false);
     hops.map(|hop| {
@@ -224,21 +271,33 @@ fn relays(facts: &Value, peer: &Value) -> Vec<Finding> {
     .collect()
 }
 
-/// Nothing came back, and no other finding explains why.
-fn silence(peer: &Value) -> Finding {
+/// Nothing came back, and nothing that this host saw explains why.
+fn silence(facts: &Value, peer: &Value) -> Vec<Finding> {
+    let unnamed = unnamed_callers(facts, peer);
+    if unnamed.is_empty() { vec![unexplained(peer)] } else { unnamed }
+}
+
+fn unexplained(peer: &Value) -> Finding {
     let (about, known) = (text(&peer["peer"]), &peer["known"]);
     let endpoints = list(&peer["endpoints"]);
     if !endpoints.is_empty() {
-        let at: Vec<_> = endpoints.iter().map(|endpoint| text(&endpoint["endpoint"])).collect();
+        let unusable = unusable_endpoints(peer);
+        let is_usable = |at: &String| !unusable.iter().any(|finding| finding.cause.contains(at));
+        let at: Vec<_> = endpoints.iter().map(|endpoint| text(&endpoint["endpoint"])).filter(is_usable).collect();
         let sent: u64 = list(&peer["attempt"]["tried"]).iter().filter_map(|tried| tried["sent"].as_u64()).sum();
         let sent = if sent > 0 { format!(" ({sent} messages sent)") } else { String::new() };
+        let others: String = unusable.iter().map(|finding| format!("; {}", finding.cause)).collect();
+        let nat =
+            if list(&known["relays"]).is_empty() { "a NAT lets nobody in and no relay is configured, " } else { "" };
         return Finding::error(
             "no_answer",
             about,
-            format!("nothing comes back from {}{sent}", at.join(", ")),
-            "UDP is blocked on the way (cloud security group, firewall, NAT), the host is down, or it refuses this \
-             host's certificate. `nebula ctl doctor` there, or `tcpdump udp port PORT`, shows whether anything \
-             arrives.",
+            format!("nothing comes back from {}{sent}{others}; the cause is not known here", at.join(", ")),
+            &format!(
+                "These are possible: UDP is blocked on the way, in one direction or both (cloud security group, firewall), {nat}the host or its \
+                 nebula is down, or it refuses this host's certificate. `nebula ctl why` and `doctor` there, or `tcpdump udp port PORT`, \
+                 show whether anything arrives."
+            ),
         );
     }
     let lighthouses = list(&known["lighthouses"]);
@@ -270,61 +329,6 @@ fn silence(peer: &Value) -> Finding {
     };
     let first = which.first().map(String::as_str).unwrap_or_default();
     Finding::error("lighthouse_silent", about, cause, &format!("`nebula ctl why {first}` says why."))
-}
-
-/// Hosts whose handshakes this one refuses; if `peer` is given, only those that may be that peer.
-pub(super) fn callers(facts: &Value, peer: Option<&Value>) -> Vec<Finding> {
-    let may_be = |caller: &&Value| {
-        let Some(peer) = peer else { return true };
-        let endpoints = list(&peer["endpoints"]).iter().map(|endpoint| ip(&text(&endpoint["endpoint"])));
-        list(&caller["addresses"]).contains(&peer["peer"])
-            || endpoints.into_iter().any(|at| at == ip(&text(&caller["from"])))
-    };
-    // Anybody can send unreadable messages, so only those with a name count.
-    let named = |caller: &&Value| peer.is_some() || !caller["name"].is_null();
-    let recent = |caller: &&Value| caller["seconds_ago"].as_u64().is_some_and(|ago| ago < RECENT_SECONDS);
-    let callers = list(&facts["callers"]).iter().filter(recent).filter(named).filter(may_be);
-    callers
-        .map(|caller| {
-            let claimed = texts(&caller["addresses"]).join(" ");
-            let about = match caller["name"].as_str() {
-                Some(name) => format!("a caller that says it is {name} ({claimed})"),
-                None => format!("a caller at {}", text(&caller["from"])),
-            };
-            let finding = refused(&about, caller);
-            // The claimed identity is not proven.
-            if peer.is_some() { finding } else { Finding { severity: Severity::Warning, ..finding } }
-        })
-        .collect()
-}
-
-pub(super) fn doubles(facts: &Value, peer: Option<&Value>) -> Vec<Finding> {
-    let of_peer = |double: &&Value| peer.is_none_or(|peer| peer["peer"] == double["peer"]);
-    let doubles = list(&facts["doubles"]).iter().filter(of_peer);
-    doubles
-        .map(|double| {
-            let cause =
-                format!("two hosts take turns in this address, at {}", texts(&double["endpoints"]).join(" and "));
-            let advice = "Sign a new certificate with an address of its own for one of them.";
-            Finding::error("duplicate_address", text(&double["peer"]), cause, advice)
-        })
-        .collect()
-}
-
-pub(super) fn same_names(facts: &Value, peer: Option<&Value>) -> Vec<Finding> {
-    let of_peer = |same: &&Value| peer.is_none_or(|peer| peer["peer"] == same["peer"]);
-    let same = list(&facts["same_names"]).iter().filter(of_peer);
-    same.map(|same| {
-        let holder = match (same["own_name"] == true, same["holder"].as_str()) {
-            (true, _) => "this host has".to_owned(),
-            (false, Some(holder)) => format!("{holder} has, and had it first"),
-            (false, None) => "another host had until a moment ago".to_owned(),
-        };
-        let cause = format!("its certificate has the name {}, which {holder}: names are not answered with it", text(&same["name"]));
-        let advice = "Sign a certificate with a name of its own for one of them. If nobody meant this, find out who got it signed.";
-        Finding::warning("duplicate_name", text(&same["peer"]), cause, advice)
-    })
-    .collect()
 }
 
 pub(super) fn unsafe_routes(facts: &Value) -> Vec<Finding> {
@@ -375,10 +379,5 @@ pub(super) fn relays_refused(facts: &Value) -> Vec<Finding> {
         .collect()
 }
 
-/// The address of an endpoint.
-fn ip(endpoint: &str) -> Option<std::net::IpAddr> {
-    endpoint.parse::<std::net::SocketAddr>().ok().map(|at| at.ip())
-}
-
 // An older problem may have been solved.
-const RECENT_SECONDS: u64 = 600;
+pub(super) const RECENT_SECONDS: u64 = 600;

@@ -1,5 +1,7 @@
 //! Tests each mistake: the facts that it leaves behind, and the cause that is reported for it.
 
+mod evidence;
+
 use serde_json::{Value, json};
 
 use super::{Finding, Severity, document, examine, explain, is_bad, of_status, readable, state};
@@ -23,7 +25,7 @@ fn facts() -> Value {
             "names": {"domain": "nebula.internal", "server": "10.42.0.7:53", "told": "systemd-resolved", "error": null},
             "clock_step": null,
         },
-        "peers": [], "callers": [], "sends": [], "drops": [], "doubles": [], "same_names": [], "missing_listeners": [], "at_next_start": [], "full_flow_table": null, "relays_refused": [],
+        "peers": [], "callers": [], "unheard": [], "sends": [], "drops": [], "doubles": [], "same_names": [], "missing_listeners": [], "at_next_start": [], "full_flow_table": null, "relays_refused": [],
         "clocks": [{"peer": "10.42.0.1", "ahead_ms": 300, "lighthouse": true}],
         "unsafe_routes": [], "paths": [], "enrolment": null,
         "configuration": {"refused": [], "remarks": [], "last_reload": null},
@@ -41,7 +43,7 @@ fn peer() -> Value {
             {"lighthouse": "10.42.0.1", "connected": true, "alive": true, "answered": true}]},
         "attempt": {"refusal": null,
             "tried": [{"endpoint": "192.0.2.9:4242", "sent": 9, "unopened": 0, "errno": null}]},
-        "relay_hops": [],
+        "relay_hops": [], "relay_states": [], "unheard": null,
         "kernel_route": {"to_overlay": true, "device": "nebula1"},
     })
 }
@@ -70,6 +72,16 @@ fn drop(direction: &str, reason: &str, nearest: Value) -> Value {
     json!({"direction": direction, "reason": reason, "protocol": 6, "local": "10.42.0.7", "remote": "10.42.0.9",
         "port": 443, "peer": "10.42.0.9", "peer_name": "db", "peer_groups": ["db"], "times": 3, "seconds_ago": 2,
         "nearest": nearest})
+}
+
+fn behind_gateway(rule: &str) -> Value {
+    let mut drop = drop("inbound", "no_rule", json!({"index": 0, "differs": ["local_cidr"], "text": rule}));
+    drop["local"] = json!("192.168.7.9");
+    drop
+}
+
+fn unheard() -> Value {
+    json!({"peer": "10.42.0.9", "name": "db", "from": "192.0.2.9:4242", "repeats": 7, "seconds_ago": 2})
 }
 
 /// Asserts that there is exactly one finding with this code, and that its text has all of `words`.
@@ -138,6 +150,9 @@ causes! {
     renewal_that_the_ca_refuses_for_good: with(facts(), "/enrolment",
         json!({"failing_seconds": 7_200, "error": "expired too long ago", "code": "renewal_too_late"}))
         => "not_renewed", ["for 2 h: expired too long ago", "token create", "nebula up"];
+    certificate_that_the_ca_revoked: with(facts(), "/enrolment",
+        json!({"failing_seconds": 60, "error": "it is revoked", "code": "certificate_revoked"}))
+        => "certificate_revoked", ["it is revoked", "token create"];
     renewal_without_an_answer: with(facts(), "/enrolment",
         json!({"failing_seconds": 7_200, "error": "no route to host", "code": null}))
         => "not_renewed", ["for 2 h: no route to host", "tried again by itself"];
@@ -238,6 +253,18 @@ causes! {
         => "underlay_through_overlay", ["so_mark"];
     udp_blocked: lost("/endpoints/0/probe", json!({"found": "silence"}))
         => "no_answer", ["9 messages sent", "UDP is blocked"];
+    calls_whose_answers_do_not_arrive: lost("/unheard", unheard()) => "answers_lost", ["192.0.2.9:4242", "only in the direction"];
+    a_stranger_whose_answers_do_not_arrive: with(facts(), "/unheard", json!([unheard()]))
+        => "answers_lost", ["a caller that says it is db (10.42.0.9)"];
+    answers_that_arrive_and_are_not_taken:
+        with(lost("/unheard", unheard()), "/peers/0/endpoints/0/probe", json!({"found": "nebula"}))
+        => "answers_not_taken", ["`cipher`", "remote_allow_list"];
+    port_that_is_blocked:
+        lost("/endpoints/0/probe", json!({"found": "nebula_to_other_port"})) => "port_blocked", ["port 4242"];
+    relay_that_is_gone:
+        with(lost("/known/relays", json!(["10.42.0.3"])), "/peers/0/relay_states",
+            json!([{"relay": "10.42.0.3", "connected": false}]))
+        => "relay_unreachable", ["no tunnel with its relay 10.42.0.3", "nebula ctl why 10.42.0.3"];
     relay_without_an_answer:
         with(lost("/known/relays", json!(["10.42.0.3"])), "/peers/0/relay_hops",
             json!([{"relay": "10.42.0.3", "established": false}]))
@@ -278,9 +305,13 @@ causes! {
     caller_that_is_refused: with(facts(), "/callers", json!([refusal("blocked", None)]))
         => "peer_blocked", ["a caller that says it is db (10.42.0.9)"];
     two_hosts_with_one_address:
-        with(facts(), "/doubles", json!([{"peer": "10.42.0.9", "turns": 2,
+        with(facts(), "/doubles", json!([{"peer": "10.42.0.9", "turns": 2, "names": [], "seconds_ago": 3,
             "endpoints": ["192.0.2.9:1", "192.0.2.8:1"]}]))
         => "duplicate_address", ["192.0.2.9:1 and 192.0.2.8:1"];
+    two_names_with_one_address:
+        with(facts(), "/doubles", json!([{"peer": "10.42.0.9", "turns": 0, "names": ["db", "web"], "seconds_ago": 3,
+            "endpoints": ["192.0.2.9:1", "192.0.2.8:1"]}]))
+        => "duplicate_address", ["different names (db, web)", "192.0.2.9:1 and 192.0.2.8:1"];
     listener_whose_port_another_program_has:
         with(facts(), "/missing_listeners", json!([{"section": "stats", "error": "stats.listen :9100: in use", "for_seconds": 7}]))
         => "not_listening", ["stats", "for 7 s: stats.listen :9100: in use"];
@@ -308,6 +339,12 @@ causes! {
             "text": "{port: 443, proto: tcp, groups: [web]}"}))]))
 
         => "firewall_drop", ["nearest is #3 {port: 443, proto: tcp, groups: [web]}, but the peer is db with the groups db"];
+    packet_for_a_network_behind_this_host_that_a_rule_for_the_host_itself_is_nearest_to:
+        with(facts(), "/drops", json!([behind_gateway("{port: 443, proto: tcp, host: any}")]))
+        => "firewall_drop", ["192.168.7.9 is behind it", "needs a local_cidr"];
+    packet_for_a_network_that_the_local_cidr_of_the_rule_does_not_have:
+        with(facts(), "/drops", json!([behind_gateway("{port: 443, proto: tcp, host: any, local_cidr: 192.168.8.0/24}")]))
+        => "firewall_drop", ["its local_cidr does not have 192.168.7.9"];
     packet_that_no_rule_is_about: with(facts(), "/drops", json!([drop("outbound", "no_rule", json!(null))]))
         => "firewall_drop", ["firewall.outbound", "no rule at all"];
     packet_from_an_address_that_the_peer_does_not_have:

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Finding, list, text, texts};
+use super::{Finding, Severity, list, text, texts};
 
 /// Drops in the last minutes; if `peer` is given, only those of that peer.
 pub(super) fn findings(facts: &Value, peer: Option<&Value>) -> Vec<Finding> {
@@ -12,7 +12,14 @@ pub(super) fn findings(facts: &Value, peer: Option<&Value>) -> Vec<Finding> {
     list(&facts["drops"]).iter().filter(recent).filter(of_peer).map(finding).collect()
 }
 
+/// What arrives here, a peer can send as it likes, and a rule is there to refuse it: only what this host itself sends is an error.
 fn finding(drop: &Value) -> Finding {
+    let found = of_reason(drop);
+    let severity = if drop["direction"] == "inbound" { Severity::Warning } else { found.severity };
+    Finding { severity, ..found }
+}
+
+fn of_reason(drop: &Value) -> Finding {
     let inbound = drop["direction"] == "inbound";
     let (local, remote) = (text(&drop["local"]), text(&drop["remote"]));
     let about = match drop["peer_name"].as_str() {
@@ -25,7 +32,9 @@ fn finding(drop: &Value) -> Finding {
         "no_rule" => {
             let list = if inbound { "firewall.inbound" } else { "firewall.outbound" };
             let cause = format!("no rule of {list} allows packets {way} ({times}){}", near(drop));
-            let advice = format!("Add or widen a rule in {list} of this host, and run `nebula ctl reload`.");
+            let advice = format!(
+                "If they should pass, add or widen a rule in {list} of this host, and run `nebula ctl reload`. If not, all is well."
+            );
             Finding::error("firewall_drop", about, cause, &advice)
         }
         "remote_address" => Finding::error(
@@ -63,7 +72,11 @@ fn near(drop: &Value) -> String {
         "port" => format!("the port is {}", text(&drop["port"])),
         "protocol" => format!("the protocol is {}", protocol(drop)),
         "ca" => "the peer's CA is another one".to_owned(),
-        _ => format!("the own address is {}", text(&drop["local"])),
+        _ if text(&near["text"]).contains("local_cidr: ") => format!("its local_cidr does not have {}", text(&drop["local"])),
+        _ => format!(
+            "it is for this host's own addresses only, and {} is behind it: the rule needs a local_cidr with that address, or any",
+            text(&drop["local"])
+        ),
     });
     let differs: Vec<_> = differs.collect();
     format!("; nearest is #{} {}, but {}", text(&near["index"]), text(&near["text"]), differs.join(", and "))
