@@ -280,8 +280,8 @@ pub enum Error {
     },
     /// The issuer is outside its validity period.
     #[error(
-        "root certificate is expired: {ca:?} is valid from {} to {}, the time is {}",
-        rfc3339(*not_before), rfc3339(*not_after), rfc3339(*at)
+        "root certificate {}: {ca:?} is valid from {} to {}, the time is {}",
+        state(*at, *not_before), rfc3339(*not_before), rfc3339(*not_after), rfc3339(*at)
     )]
     CaExpired {
         /// Name of the CA.
@@ -295,8 +295,8 @@ pub enum Error {
     },
     /// The certificate is outside its validity period.
     #[error(
-        "certificate is expired: {name:?} is valid from {} to {}, the time is {}",
-        rfc3339(*not_before), rfc3339(*not_after), rfc3339(*at)
+        "certificate {}: {name:?} is valid from {} to {}, the time is {}",
+        state(*at, *not_before), rfc3339(*not_before), rfc3339(*not_after), rfc3339(*at)
     )]
     Expired {
         /// Name in the certificate.
@@ -493,5 +493,33 @@ fn family(network: &IpNet) -> &'static str {
     match network {
         IpNet::V4(_) => "IPv4",
         IpNet::V6(_) => "IPv6",
+    }
+}
+
+/// What is wrong with a certificate that is outside its validity period at `at`.
+fn state(at: UnixTime, not_before: UnixTime) -> &'static str {
+    if at < not_before { "is not valid yet" } else { "is expired" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_that_is_not_valid_yet_is_not_called_expired_and_the_clock_is_named() {
+        let text = |at| {
+            let (name, not_before, not_after) = ("db".to_owned(), 1_000_000_000, 1_000_000_100);
+            let of_ca = Error::CaExpired { ca: name.clone(), not_before, not_after, at }.to_string();
+            (Error::Expired { name, not_before, not_after, at }.to_string(), of_ca)
+        };
+        let (early, early_ca) = text(0);
+        assert!(early.starts_with("certificate is not valid yet: \"db\" is valid from 2001-09-09T"), "{early}");
+        assert!(early.contains("the time is 1970-01-01T"), "{early}");
+        assert!(early_ca.starts_with("root certificate is not valid yet: \"db\""), "{early_ca}");
+        let (late, late_ca) = text(2_000_000_000);
+        assert!(
+            late.starts_with("certificate is expired: ") && late_ca.starts_with("root certificate is expired: "),
+            "{late}"
+        );
     }
 }
