@@ -1,5 +1,7 @@
 //! Why a handshake led nowhere, in one clause for the log. `nebula ctl why` says more.
 
+use std::time::{Duration, Instant};
+
 use nebula_core::diagnosis::{Attempt, Tried};
 
 use crate::linux::errno;
@@ -27,10 +29,11 @@ pub(crate) fn of(attempt: &Attempt) -> String {
     }
     let count: u32 = sent.iter().map(|tried| tried.sent).sum();
     let places: Vec<_> = sent.iter().take(3).map(|tried| tried.endpoint.to_string()).collect();
-    if let Some(heard) = sent.iter().find(|tried| tried.heard.is_some()) {
+    let is_recent = |heard: Instant| attempt.last.saturating_duration_since(heard) < HEARD_WITHIN;
+    if let Some(tried) = sent.iter().find(|tried| tried.heard.is_some_and(is_recent)) {
         return format!(
-            "no answer to {count} messages, although a Nebula at {} answers probes: it refuses this host",
-            heard.endpoint
+            "no answer to {count} messages, although a Nebula at {} answers probes: the cause is there, see its log",
+            tried.endpoint
         );
     }
     let more =
@@ -49,6 +52,9 @@ pub(crate) fn send_error(code: i32) -> String {
     }
     format!("{} ({})", errno::text(&std::io::Error::from_raw_os_error(code)), errno::symbol(code))
 }
+
+// A probe tells nothing about what happened after it.
+const HEARD_WITHIN: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
@@ -96,5 +102,9 @@ mod tests {
             let text = of(&attempt);
             assert!(text.contains(expected), "{text}");
         }
+        let heard = Tried { heard: Some(now()), ..tried(0, None) };
+        assert!(of(&attempt(vec![heard.clone()])).contains("192.0.2.7:4242 answers probes"));
+        let later = Attempt { last: now() + HEARD_WITHIN * 2, ..attempt(vec![heard]) };
+        assert!(of(&later).contains("the cause is not known"), "{}", of(&later));
     }
 }

@@ -176,8 +176,9 @@ fn the_cause_of_each_mistake_on_a_real_kernel_is_named() {
     let to = "10.77.0.2";
     let _ = site.world.exec("l", &["timeout", "1", "bash", "-c", &format!("</dev/tcp/{to}/443")]);
     site.wait("warning of the firewall", |site| {
-        let (code, found) = site.codes(&["doctor"]);
-        code == 0 && found.iter().any(|code| code == "firewall_drop")
+        let (_, answer) = site.ctl(&["doctor"]);
+        let mut found = answer["findings"].as_array().expect("findings").iter();
+        found.any(|found| (&found["code"], &found["severity"]) == (&"firewall_drop".into(), &"warning".into()))
     });
     let (_, answer) = site.ctl(&["doctor"]);
     let drop = &answer["facts"]["drops"][0];
