@@ -154,6 +154,15 @@ impl Subject {
         }
     }
 
+    /// The identity that owns a connection after a valid proof.
+    #[must_use]
+    pub(crate) fn identity(&self) -> String {
+        match self {
+            Self::Host { .. } => self.to_string(),
+            Self::Pod { uid, .. } | Self::Lighthouse { uid, .. } => format!("{self} {uid}"),
+        }
+    }
+
     /// Whether this is a pod with a primary address of the pod `earlier`, and so with its overlay address.
     ///
     /// A primary network reassigns the address of a pod that is gone. The overlay address must go with it, or the new

@@ -5,7 +5,10 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::{
     collections::{BTreeMap, HashMap},
     net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 use tokio::{sync::Notify, time::Instant};
@@ -62,6 +65,7 @@ pub(crate) struct Connection {
     id: u64,
     connections: Arc<Connections>,
     end: Arc<Notify>,
+    introduced: AtomicBool,
 }
 
 impl Connections {
@@ -82,7 +86,7 @@ impl Connections {
         let stage = Stage::Handshake;
         table.open.insert(id, Open { source, since: now, stage, identity: None, end: Arc::clone(&end) });
         table.count(source, stage, true);
-        Connection { id, connections: Arc::clone(self), end }
+        Connection { id, connections: Arc::clone(self), end, introduced: AtomicBool::new(false) }
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -210,6 +214,16 @@ impl Connection {
         if let Some(open) = table.open.get_mut(&self.id) {
             open.identity = Some(identity.to_owned());
         }
+    }
+
+    /// Who the client has proved to be.
+    pub(crate) fn identity(&self) -> Option<String> {
+        self.connections.table().open.get(&self.id)?.identity.clone()
+    }
+
+    /// Whether what the client says about itself is worth a look: once, so that nonsense costs no more than a handshake.
+    pub(crate) fn may_introduce_itself(&self) -> bool {
+        !self.is_proven() && !self.introduced.swap(true, Ordering::Relaxed)
     }
 
     /// Whether the client has proved who it is.

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     address::Subject,
+    audience::Unaware,
     audit::{AuditLog, Event},
     authority::{Grant, check_grant},
     backup,
@@ -114,6 +115,12 @@ pub enum CommandOutcome {
         /// Pods that get no further certificates.
         #[serde(default)]
         kept_out: Vec<ListedPod>,
+        /// The last second of these certificates; `None` if it is not known.
+        #[serde(default)]
+        ends: Option<UnixTime>,
+        /// Who does not hear of it at once; `None`: nobody hears of it before a service runs.
+        #[serde(default)]
+        unaware: Option<Unaware>,
     },
     /// These pods get certificates again.
     Readmitted {
@@ -444,11 +451,22 @@ impl Operator<'_> {
         // Keep out first: a pod that learns of its revocation asks for another certificate at once.
         let kept_out = if keep_out { self.keep_out(&fingerprints, now)? } else { Vec::new() };
         self.store.revoke(&fingerprints, now).map_err(text)?;
+        let ends = self.last_second(&fingerprints).map_err(text)?;
         let fingerprints: Vec<String> = fingerprints.iter().map(ToString::to_string).collect();
         for fingerprint in &fingerprints {
             self.write_audit(Event { event: "revoked", fingerprint: Some(fingerprint), ..Event::default() }, now);
         }
-        Ok(CommandOutcome::Revoked { fingerprints, is_foreign, kept_out })
+        Ok(CommandOutcome::Revoked { fingerprints, is_foreign, kept_out, ends, unaware: None })
+    }
+
+    /// When the last of these certificates ends; `None` if one is unknown.
+    fn last_second(&self, fingerprints: &[Fingerprint]) -> Result<Option<UnixTime>, StoreError> {
+        let mut last = None;
+        for fingerprint in fingerprints {
+            let Some(issued) = self.store.issued(fingerprint)? else { return Ok(None) };
+            last = last.max(Some(issued.not_after));
+        }
+        Ok(last)
     }
 
     /// Keeps out the pods that these certificates belong to.

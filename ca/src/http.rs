@@ -14,16 +14,14 @@ use axum::{
 };
 use nebula_cert::directory::DIRECTORY_PATH;
 use nebula_cert::issuance::{
-    self, CERTIFICATE_PATH, MAX_BODY, MAX_WAIT_SECONDS, NODE_CREDENTIAL_PATH, Pod, Proof, RELEASE_PATH, TRUST_PATH,
+    self, ASKER_HEADER, Asker, CERTIFICATE_PATH, MAX_BODY, MAX_WAIT_SECONDS, NODE_CREDENTIAL_PATH, Pod, Proof,
+    RELEASE_PATH, TRUST_PATH,
 };
 use nebula_cert::listener::Place;
 use serde::de::DeserializeOwned;
 use zeroize::Zeroizing;
 
-use crate::{
-    address::Subject, connections::Caller, connections::Connection, page::View, refusal::Refusal, service::Service,
-    time,
-};
+use crate::{connections::Caller, connections::Connection, page::View, refusal::Refusal, service::Service, time};
 
 /// All paths of the service.
 pub(crate) fn router(service: Arc<Service>) -> Router {
@@ -76,18 +74,10 @@ async fn certificate(
     };
     match answered.await {
         Ok(issued) => {
-            connection.has_proved(&identity(&issued.record.subject));
+            connection.has_proved(&issued.record.subject.identity());
             Json(issued.reply).into_response()
         }
         Err(refusal) => refuse(&refusal),
-    }
-}
-
-/// The identity that owns a connection after a valid proof.
-fn identity(subject: &Subject) -> String {
-    match subject {
-        Subject::Host { .. } => subject.to_string(),
-        Subject::Pod { uid, .. } | Subject::Lighthouse { uid, .. } => format!("{subject} {uid}"),
     }
 }
 
@@ -190,6 +180,18 @@ async fn trust(
     let known = headers.get(header::IF_NONE_MATCH).and_then(|tags| tags.to_str().ok()).unwrap_or_default();
     let wait = uri.query().and_then(|query| query.strip_prefix("wait=")).and_then(|wait| wait.parse::<u64>().ok());
     let end = wait.map(|wait| tokio::time::Instant::now() + Duration::from_secs(wait.min(MAX_WAIT_SECONDS)));
+    if let Some(asker) = headers.get(ASKER_HEADER).filter(|_| connection.may_introduce_itself()) {
+        let asker = asker.to_str().ok().and_then(|asker| asker.parse::<Asker>().ok());
+        let service = Arc::clone(&service);
+        // Whoever is not the one it says is answered as anybody.
+        let subject = blocking(move || asker.map_or(Ok(None), |asker| service.asker(&asker))).await;
+        if let Ok(Some(subject)) = subject {
+            connection.has_proved(&subject.identity());
+        }
+    }
+    if let Some(holder) = connection.identity() {
+        service.audience().asks(&holder, end.is_some(), time::now());
+    }
     let mut trust = service.trust();
     let mut slot = None;
     loop {

@@ -15,7 +15,7 @@ use std::{
 use arc_swap::ArcSwap;
 use nebula_cert::{
     CaPool, Certificate, Fingerprint, UnixTime, hex,
-    issuance::{NodeCredential, Pod, Proof, Release, Reply, Request},
+    issuance::{self, NodeCredential, Pod, Proof, Release, Reply, Request},
     public_key_from_pem,
 };
 use sha2::{Digest, Sha256};
@@ -215,6 +215,14 @@ impl Issuer {
         let rules = self.rules();
         let lighthouses = self.lighthouses(&rules)?;
         Ok(Trust::new(rules.authority.bundle(), &blocklist, self.renewal_key.public_pem(), lighthouses))
+    }
+
+    /// The holder of a certificate who asks whom to trust, if it is the one it says.
+    pub(crate) fn asker(&self, asker: &issuance::Asker, now: UnixTime) -> Result<Option<Subject>, Refusal> {
+        let known = self.issued(&asker.fingerprint)?.filter(|known| known.revoked.is_none() && known.not_after >= now);
+        let Some(known) = known else { return Ok(None) };
+        let Ok(certificate) = Certificate::from_pem(known.pem.as_bytes()) else { return Ok(None) };
+        Ok(self.renewal_key.is_asked_by(asker, &certificate, now).then_some(known.subject))
     }
 
     /// Whether the ledger failed and has not recovered.

@@ -15,6 +15,7 @@
 mod address;
 mod admission;
 mod agents;
+mod audience;
 mod audit;
 mod authority;
 mod backup;
@@ -57,6 +58,7 @@ mod trust;
 mod trust_config_map;
 
 pub use address::{AddressMode, Subject};
+pub use audience::{Hears, ListedHolder, Unaware};
 pub use authority::{AuthorityError, PASSPHRASE, ca_curve};
 pub use backup::{Backup, BackupError, back_up, restore};
 pub use control::{Command, CommandOutcome, ListedAddress, ListedCertificate, ListedPod, ListedToken, NewToken};

@@ -12,7 +12,7 @@ use std::{
 use arc_swap::ArcSwap;
 use nebula_cert::{
     UnixTime,
-    issuance::{NodeCredential, Proof, Release, Released, Request},
+    issuance::{Asker, NodeCredential, Proof, Release, Released, Request},
     with_causes,
 };
 use tokio::sync::{Semaphore, watch};
@@ -21,6 +21,7 @@ use crate::{
     address::Subject,
     admission::{Admission, Turn},
     agents::Agents,
+    audience::Audience,
     audit::{AuditLog, Event},
     connections::Caller,
     control::{Command, CommandOutcome, Operator},
@@ -55,6 +56,7 @@ pub(crate) struct Service {
     lost_attempts: AtomicU32,
     trust: watch::Sender<Option<Arc<Trust>>>,
     members: Members,
+    audience: Audience,
     agents: Arc<Agents>,
     waiting: Semaphore,
     refreshing: Mutex<()>,
@@ -78,6 +80,7 @@ impl Service {
             lost_attempts: AtomicU32::new(0),
             trust: watch::Sender::new(None),
             members: Members::new(),
+            audience: Audience::new(time::now()),
             agents: Arc::default(),
             waiting: Semaphore::new(MAX_WAITING),
             refreshing: Mutex::default(),
@@ -103,6 +106,16 @@ impl Service {
     /// Who is in the network. Does not block.
     pub(crate) fn members(&self) -> &Members {
         &self.members
+    }
+
+    /// Who follows the trust. Does not block.
+    pub(crate) fn audience(&self) -> &Audience {
+        &self.audience
+    }
+
+    /// The holder of a certificate who asks whom to trust; `None` if it is not the one it says.
+    pub(crate) fn asker(&self, asker: &Asker) -> Result<Option<Subject>, Refusal> {
+        self.issuer.asker(asker, time::now())
     }
 
     /// The agents that read the directory. Does not block.
@@ -394,11 +407,13 @@ impl Service {
         let rules = self.issuer.rules();
         let authorities = std::slice::from_ref(rules.authority.certificate());
         let (store, policy, audit) = (self.issuer.store.as_ref(), &rules.policy, &self.audit);
-        let answer = Operator { directory: &self.settings.directory, store, authorities, policy, audit }
+        let mut answer = Operator { directory: &self.settings.directory, store, authorities, policy, audit }
             .obey(command, time::now());
-        if let CommandOutcome::Revoked { .. } = answer {
+        if let CommandOutcome::Revoked { unaware, .. } = &mut answer {
             self.refresh_trust();
             self.follow_members();
+            // The certificates are blocked, whether or not this can be told.
+            *unaware = self.audience.unaware(store, time::now()).ok();
         }
         answer
     }

@@ -16,6 +16,8 @@
 //! as soon as the trust differs, or 304 if it has not changed within that many seconds (at most [`MAX_WAIT_SECONDS`]).
 //! A service with too many waiting callers returns 304 at once, with the seconds to wait before the next call in
 //! `Retry-After`.
+//!
+//! Anybody may ask. A holder of a certificate that says who it is ([`Asker`] in [`ASKER_HEADER`]) is known to hear of changes.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -23,7 +25,7 @@ use std::num::NonZeroU16;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Certificate, Error, PrivateKey, UnixTime, public_key_from_pem};
+use crate::{Certificate, Error, Fingerprint, PrivateKey, UnixTime, public_key_from_pem};
 
 /// Path for requesting a certificate.
 pub const CERTIFICATE_PATH: &str = "/v1/certificate";
@@ -40,7 +42,9 @@ pub const MAX_BODY: usize = 64 * 1024;
 pub const MAX_REPLY: usize = 4 * 1024 * 1024;
 /// Maximum time in seconds that a call of [`TRUST_PATH`] may wait for a change.
 pub const MAX_WAIT_SECONDS: u64 = 50;
-/// How far the time in a [`Proof::Certificate`] may differ from the service's clock, in seconds.
+/// Header with the [`Asker`] of a call of [`TRUST_PATH`].
+pub const ASKER_HEADER: &str = "nebula-asker";
+/// How far the time in a [`Proof::Certificate`] or an [`Asker`] may differ from the service's clock, in seconds.
 pub const CLOCK_TOLERANCE: i64 = 300;
 
 /// Request body.
@@ -143,6 +147,65 @@ pub fn possession_message(certificate: &Certificate, public_key: Option<&str>, t
     }
     .into_bytes()
 }
+
+/// The holder of a certificate, as it says itself when it asks whom to trust.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Asker {
+    /// Fingerprint of its certificate.
+    pub fingerprint: Fingerprint,
+    /// When the tag was made, in seconds since 1970.
+    pub time: UnixTime,
+    /// [`PrivateKey::possession_tag`] over [`Asker::message`] for the service's [`Reply::renewal_key`], in lower-case hex.
+    pub tag: String,
+}
+
+impl Asker {
+    /// The holder of `certificate` and its `key`; `renewal_key` is the PEM that the service sent.
+    ///
+    /// # Errors
+    /// Returns an error if `renewal_key` is invalid or not on the curve of `key`.
+    pub fn new(certificate: &Certificate, key: &PrivateKey, renewal_key: &str, time: UnixTime) -> Result<Self, Error> {
+        let (_, verifier) = public_key_from_pem(renewal_key.as_bytes())?;
+        let mut asker = Self { fingerprint: certificate.fingerprint(), time, tag: String::new() };
+        asker.tag = crate::hex::encode(&key.possession_tag(&verifier, &asker.message())?);
+        Ok(asker)
+    }
+
+    /// What the tag covers: like no [`possession_message`].
+    #[must_use]
+    pub fn message(&self) -> Vec<u8> {
+        format!("ask\n{}\n{}\n", self.fingerprint, self.time).into_bytes()
+    }
+}
+
+impl std::fmt::Display for Asker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {} {}", self.fingerprint, self.time, self.tag)
+    }
+}
+
+impl std::str::FromStr for Asker {
+    type Err = MalformedAsker;
+
+    fn from_str(text: &str) -> Result<Self, MalformedAsker> {
+        let mut words = text.split(' ');
+        let mut word = || words.next().ok_or(MalformedAsker);
+        let (fingerprint, time, tag) = (word()?, word()?, word()?.to_owned());
+        let fingerprint = fingerprint.parse().map_err(|_| MalformedAsker)?;
+        Ok(Self { fingerprint, time: time.parse().map_err(|_| MalformedAsker)?, tag })
+    }
+}
+
+impl std::fmt::Debug for Asker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Asker({}, {}, redacted)", self.fingerprint, self.time)
+    }
+}
+
+/// The text is not that of an [`Asker`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not FINGERPRINT TIME TAG")]
+pub struct MalformedAsker;
 
 /// A pod as the node describes it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -300,6 +363,23 @@ mod tests {
         assert!(!format!("{proof:?}").contains(&tag));
         let p256 = PrivateKey::generate(Curve::P256).unwrap();
         assert!(Proof::of_certificate(&certificate, &key, &p256.public_pem(), None, 7).is_err());
+    }
+
+    #[test]
+    fn an_asker_is_read_as_it_was_written_and_its_tag_is_good_for_nothing_else() {
+        let (key, service) = [(); 2].map(|()| PrivateKey::generate(Curve::Curve25519).unwrap()).into();
+        let certificate = certificate(&key);
+        let asker = Asker::new(&certificate, &key, &service.public_pem(), 7).unwrap();
+        assert_eq!(asker.to_string().parse(), Ok(asker.clone()));
+        let tag = crate::hex::decode(&asker.tag).unwrap();
+        assert!(service.verifies_possession(&key.public_key(), &asker.message(), &tag));
+        for other in [None, Some("")].map(|public_key| possession_message(&certificate, public_key, 7)) {
+            assert!(!service.verifies_possession(&key.public_key(), &other, &tag));
+        }
+        for text in ["", "a b c", &format!("{} 7", asker.fingerprint), &format!("{} x y", asker.fingerprint)] {
+            assert_eq!(text.parse::<Asker>(), Err(MalformedAsker), "{text}");
+        }
+        assert!(!format!("{asker:?}").contains(&asker.tag));
     }
 
     #[test]

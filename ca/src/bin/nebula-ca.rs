@@ -13,9 +13,9 @@ use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use nebula_ca::{
-    Command, CommandOutcome, Directory, ENROLMENT_PREFIX, ListedAddress, ListedCertificate, ListedPod, ListedToken,
-    NewCa, NewToken, PASSPHRASE, Policy, Rollover, Server, ServerSettings, TlsIdentity, TokenHash, back_up, ca_curve,
-    call, default_tls_names, generate, now, parse_duration, restore, time_left,
+    Command, CommandOutcome, Directory, ENROLMENT_PREFIX, Hears, ListedAddress, ListedCertificate, ListedHolder,
+    ListedPod, ListedToken, NewCa, NewToken, PASSPHRASE, Policy, Rollover, Server, ServerSettings, TlsIdentity,
+    TokenHash, Unaware, back_up, ca_curve, call, default_tls_names, generate, now, parse_duration, restore, time_left,
 };
 use nebula_cert::{Curve, HostKey, JoinToken, Version, VisibleLines, visible, visible_json};
 use tracing_subscriber::EnvFilter;
@@ -343,8 +343,8 @@ struct Listing {
 
 /// Block a certificate until it expires
 ///
-/// Instances drop tunnels to it within seconds, as they follow the blocklist. A pod that its node still vouches for gets
-/// a new certificate within seconds, unless it is kept out.
+/// Pods and hosts that follow the service drop tunnels to it within seconds; the answer names those that do not, and when
+/// they hear of it. A pod that its node still vouches for gets a new certificate within seconds, unless it is kept out.
 #[derive(Args)]
 struct Revoke {
     #[command(flatten)]
@@ -604,18 +604,77 @@ impl Door {
 impl Revoke {
     fn run(self) -> anyhow::Result<()> {
         let command = Command::Revoke { which: self.which, keep_out: self.keep_out };
-        let CommandOutcome::Revoked { fingerprints, is_foreign, kept_out } = ask(&self.dir, &command)? else {
+        let outcome = ask(&self.dir, &command)?;
+        let CommandOutcome::Revoked { fingerprints, is_foreign, kept_out, ends, unaware } = outcome else {
             bail!(UNEXPECTED)
         };
         if self.json {
-            let shown =
-                serde_json::json!({"fingerprints": fingerprints, "is_foreign": is_foreign, "kept_out": kept_out});
+            let shown = serde_json::json!({
+                "fingerprints": fingerprints, "is_foreign": is_foreign, "kept_out": kept_out, "ends": ends,
+                "unaware": unaware,
+            });
             return print_json(&shown);
         }
         kept_out.iter().try_for_each(|pod| say(&format!("keeps out {}", shown(pod))))?;
         let note = if is_foreign { " (not issued here; blocked for good)" } else { "" };
-        fingerprints.iter().try_for_each(|fingerprint| say(&format!("revoked {fingerprint}{note}")))
+        fingerprints.iter().try_for_each(|fingerprint| say(&format!("revoked {fingerprint}{note}")))?;
+        match unaware {
+            Some(unaware) => print(&unheard(&unaware, ends, now())),
+            None => say("no service runs here: nobody hears of it before one does"),
+        }
     }
+}
+
+/// Who does not hear of a revocation at once, for people.
+fn unheard(unaware: &Unaware, ends: Option<i64>, at: i64) -> String {
+    let Unaware { holders, more, of, since, is_partial } = unaware;
+    let count = holders.len() + more;
+    let mut text = match (count, of) {
+        (_, 0) => return String::new(),
+        (0, of) => {
+            return format!("all {of} other holders of certificates follow the service: they hear of it at once\n");
+        }
+        (count, of) => {
+            format!(
+                "{} of {of} other holders hear of it at once. Until they hear of it, these accept it:\n",
+                of - count
+            )
+        }
+    };
+    let row = |holder: &ListedHolder| {
+        let asked = match holder.last_asked {
+            Some(when) => format!("{} ago", time_left((at - when).max(1))),
+            None => "-".to_owned(),
+        };
+        let left = time_left(holder.hears_by + 1 - at);
+        let hears = match holder.hears {
+            Hears::WhenItAsks => format!("in {left}, when it asks again"),
+            Hears::WhenItRenews => format!("in {left}, when it renews"),
+            Hears::Never => format!("it is late; its own certificate ends in {left}"),
+        };
+        [holder.name.clone(), join(&holder.networks), asked, hears]
+    };
+    text.push_str(&table(["NAME", "NETWORKS", "ASKED", "HEARS OF IT"], holders.iter().map(row)));
+    let mut note = |line: String| {
+        text.push_str(&line);
+        text.push('\n');
+    };
+    if *more > 0 {
+        note(format!("and {more} more"));
+    }
+    if let Some(left) = ends.map(|ends| ends + 1 - at).filter(|left| *left > 0) {
+        note(format!("what is revoked ends by itself in {}", time_left(left)));
+    }
+    if at - since < SETTLED_AFTER {
+        note(format!(
+            "the service began {} ago: who followed it before may not be back yet",
+            time_left((at - since).max(1))
+        ));
+    }
+    if *is_partial {
+        note("replicas have callers of their own, which this one counts among those that do not hear of it".to_owned());
+    }
+    text
 }
 
 impl Readmit {
@@ -929,6 +988,8 @@ fn print(text: &str) -> anyhow::Result<()> {
     io::stdout().write_all(text.as_bytes()).context("cannot write to standard output")
 }
 
+/// Whoever follows a service that began is back by then.
+const SETTLED_AFTER: i64 = 120;
 /// How long the last requests to the API server and the database may take once nothing is served any more.
 const LAST_WORK: Duration = Duration::from_secs(5);
 /// Longer policies and certificates than any that the service reads are cut, and then refused.

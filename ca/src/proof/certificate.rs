@@ -2,7 +2,7 @@
 
 use nebula_cert::{
     CaPool, Certificate, Curve, PrivateKey, TAG_LENGTH, UnixTime, hex,
-    issuance::{CLOCK_TOLERANCE, possession_message},
+    issuance::{Asker, CLOCK_TOLERANCE, possession_message},
 };
 
 use crate::{
@@ -63,6 +63,13 @@ impl RenewalKey {
     /// Whether `tag` is that of [`RenewalKey::sign_for_itself`].
     pub(crate) fn has_signed(&self, message: &[u8], tag: &[u8]) -> bool {
         self.0.verifies_possession(&self.0.public_key(), message, tag)
+    }
+
+    /// Whether `asker` holds the key of this certificate.
+    pub(crate) fn is_asked_by(&self, asker: &Asker, certificate: &Certificate, now: UnixTime) -> bool {
+        let is_now = asker.time.abs_diff(now) <= CLOCK_TOLERANCE.unsigned_abs();
+        let tag = hex::decode(&asker.tag).filter(|tag| tag.len() == TAG_LENGTH);
+        is_now && tag.is_some_and(|tag| self.0.verifies_possession(certificate.public_key(), &asker.message(), &tag))
     }
 
     /// Returns the certificate if it is valid under `trusted`, or was until at most `grace` seconds ago, and the caller

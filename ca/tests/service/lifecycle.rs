@@ -10,11 +10,11 @@ use std::{
 
 use nebula_cert::{
     CaPool, Certificate, PrivateKey,
-    issuance::{Proof, Reply, Request, Trust},
+    issuance::{Asker, Proof, Reply, Request, Trust},
 };
 use serde_json::Value;
 
-use crate::running::{Ca, Service, key, pod, refused, verified};
+use crate::running::{Ca, Caller, Service, key, pod, refused, verified};
 
 /// A request that is proved by the certificate in an earlier reply.
 pub(crate) fn renewal(reply: &Reply, holder: &PrivateKey, next: &PrivateKey, at: i64) -> Request {
@@ -102,6 +102,59 @@ fn a_certificate_given_back_is_blocked_and_not_renewed() {
     assert_eq!(service.caller.release(token), Err((403, "not_releasable".to_owned())));
     let released = ca.text("audit.log").lines().filter(|line| line.contains("\"released\"")).count();
     assert_eq!(released, 3);
+}
+
+/// The holder of the certificate in a reply, who asks whom to trust.
+fn asker(reply: &Reply, holder: &PrivateKey) -> String {
+    let present = Certificate::from_pem(reply.certificate.as_bytes()).unwrap();
+    Asker::new(&present, holder, reply.renewal_key.as_ref().unwrap(), nebula_ca::now()).unwrap().to_string()
+}
+
+#[test]
+fn a_revocation_names_who_does_not_hear_of_it_at_once_and_when_they_do() {
+    let ca = Ca::init();
+    let service = ca.serve();
+    let enrol = |name: &str, last: u8| {
+        let holder = key();
+        let token = ca.token(name, &format!("10.42.0.{last}/16"), &["--life", "3h"]);
+        (Caller::new(service.address, &ca.text("tls.crt")).enrol(&token, &holder).unwrap(), holder)
+    };
+    let [follower, timer, silent, lost] =
+        [("follower", 1), ("timer", 2), ("silent", 3), ("lost", 4)].map(|(name, last)| enrol(name, last));
+    // Each asks on a connection of its own, as the program does after a restart.
+    let asks = |path: &str, known: &str, asker: &str| {
+        Caller::new(service.address, &ca.text("tls.crt")).get_as(path, known, asker).0
+    };
+    let (_, tag, _) = service.caller.get("/v1/trust", "");
+    assert_eq!(asks("/v1/trust?wait=1", &tag, &asker(&follower.0, &follower.1)), 304);
+    assert_eq!(asks("/v1/trust", &tag, &asker(&timer.0, &timer.1)), 304);
+    // Nobody says that somebody else has asked, and nonsense is answered as silence is.
+    for forged in [asker(&silent.0, &timer.1), "nonsense".to_owned(), asker(&timer.0, &silent.1)] {
+        assert_eq!(asks("/v1/trust?wait=1", &tag, &forged), 304);
+    }
+
+    let revoked = ca.json("revoke", &["lost"]);
+    assert_eq!(revoked["fingerprints"], serde_json::json!([verified(&lost.0).fingerprint().to_string()]));
+    assert_eq!(revoked["ends"], verified(&lost.0).not_after());
+    let unaware = &revoked["unaware"];
+    assert_eq!((&unaware["of"], &unaware["more"], &unaware["is_partial"]), (&3.into(), &0.into(), &false.into()));
+    let holders = unaware["holders"].as_array().unwrap();
+    let mut named: Vec<_> = holders.iter().map(|one| (&one["name"], one["last_asked"].is_null())).collect();
+    named.sort_by_key(|(name, _)| name.to_string());
+    assert_eq!(named, [(&"silent".into(), true), (&"timer".into(), false)], "{revoked}");
+    for holder in holders {
+        let left = holder["hears_by"].as_i64().unwrap() - nebula_ca::now();
+        assert_eq!(holder["hears"], "when_it_renews");
+        assert!((7_100..=7_200).contains(&left), "two thirds of its certificate's life: {holder}");
+    }
+    // People get a table. A foreign certificate is unknown to the ledger, and all the same not heard of.
+    let said = ca.output("revoke", &[&"ab".repeat(32)]);
+    assert!(said.contains("1 of 3 other holders hear of it at once"), "{said}");
+    let row = said.lines().find(|line| line.starts_with("timer")).unwrap();
+    assert!(row.contains("10.42.0.2/16") && row.contains(" ago ") && row.contains("1h59m, when it renews"), "{row}");
+    service.stop();
+    assert_eq!(ca.json("revoke", &["silent"])["unaware"], Value::Null);
+    assert!(ca.output("revoke", &["timer"]).contains("no service runs here"));
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::{
 
 use nebula_cert::{
     CaPool, Certificate, Curve, PrivateKey, VerifiedCertificate,
-    issuance::{NODE_CREDENTIAL_PATH, NodeCredential, Pod, Proof, Release, Released, Reply, Request},
+    issuance::{ASKER_HEADER, NODE_CREDENTIAL_PATH, NodeCredential, Pod, Proof, Release, Released, Reply, Request},
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -236,7 +236,14 @@ impl Caller {
 
     /// Returns status, ETag and body.
     pub(crate) fn get(&self, path: &str, known: &str) -> (u16, String, String) {
-        let mut reply = self.agent.get(format!("{}{path}", self.url)).header("if-none-match", known).call().unwrap();
+        self.get_as(path, known, "")
+    }
+
+    /// The same, of a caller who says who it is.
+    pub(crate) fn get_as(&self, path: &str, known: &str, asker: &str) -> (u16, String, String) {
+        let request = self.agent.get(format!("{}{path}", self.url)).header("if-none-match", known);
+        let request = if asker.is_empty() { request } else { request.header(ASKER_HEADER, asker) };
+        let mut reply = request.call().unwrap();
         let tag = reply.headers().get("etag").map_or("", |tag| tag.to_str().unwrap()).to_owned();
         (reply.status().as_u16(), tag, reply.body_mut().read_to_string().unwrap())
     }
