@@ -1,6 +1,7 @@
 //! The node: opened with the settings, kept up to date while it runs, and reloaded.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
@@ -11,12 +12,13 @@ use nebula_core::{Config, Event};
 use nebula_instance::config::Settings;
 use nebula_instance::host::daemon::{Error, Loaded, bind_failed, listen_address};
 use nebula_instance::host::reloaded::Reloaded;
+use nebula_instance::host::renewal::Renewal;
 use nebula_instance::linux::memory;
 use nebula_instance::names::{self, NameWatch};
 use nebula_instance::overlay::events;
 use nebula_net::Net;
 use nebula_net::tcp::{Keepalive, TcpOptions};
-use tokio::sync::broadcast;
+use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::task::JoinSet;
 
 use crate::overlay::Overlay;
@@ -74,17 +76,32 @@ impl Node {
         Ok(node)
     }
 
+    /// Keeps this host enrolled, if the configuration names its enrolment (`pki.enrolment`). New files are read again by
+    /// whoever receives from the other end of `reloads`, and answers whether they are in use.
+    pub(crate) fn follow_enrolment(&self, reloads: mpsc::Sender<oneshot::Sender<bool>>) -> Result<(), Error> {
+        let (Some(folder), Some(pki)) = (&self.settings.operation.enrolment, &self.settings.pki) else { return Ok(()) };
+        let reload = move || {
+            let (done, outcome) = oneshot::channel();
+            reloads.blocking_send(done).is_ok() && outcome.blocking_recv().unwrap_or(false)
+        };
+        Renewal::start(folder, &pki.identity, Arc::default(), reload).map_err(|error| start(&error.to_string()))
+    }
+
     /// Reads the files again, and applies what can change while the node runs. If there is any error, nothing changes.
-    pub(crate) async fn reload(&mut self) {
+    /// Returns whether there was none.
+    pub(crate) async fn reload(&mut self) -> bool {
         let (path, current) = (self.path.clone(), self.settings.clone());
         // Reads files, and may wait for a name server.
         let read = tokio::task::spawn_blocking(move || Reloaded::read(&path, &current));
         // The reasons are in the log.
-        let Ok(Ok(reloaded)) = read.await else { return };
+        let Ok(Ok(reloaded)) = read.await else { return false };
         let edit = reloaded.edit(&self.settings, self.names.as_ref());
         let changed = match self.overlay.net.reconfigure(edit).await {
             Ok(changed) => changed,
-            Err(error) => return tracing::error!(%error, "Nothing of the configuration is changed"),
+            Err(error) => {
+                tracing::error!(%error, "Nothing of the configuration is changed");
+                return false;
+            }
         };
         reloaded.report(&changed, &self.settings);
         let old = std::mem::replace(&mut self.settings, reloaded.settings);
@@ -98,6 +115,7 @@ impl Node {
         {
             tracing::error!(%error, "Names in static_host_map cannot be looked up");
         }
+        true
     }
 
     /// Logs what happens to tunnels, as `nebula` does.
@@ -188,10 +206,5 @@ fn report_unserved(settings: &Settings) {
     let unserved: Vec<_> = sections.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| name).collect();
     if !unserved.is_empty() {
         tracing::warn!(keys = unserved.join(" "), "nebula-proxy does not serve these keys; the nebula daemon does");
-    }
-    if settings.operation.enrolment.is_some() {
-        tracing::warn!(
-            "nebula-proxy does not renew its certificate: let nebula-enrol -renew do it from a timer, and send SIGHUP then"
-        );
     }
 }

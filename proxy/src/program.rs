@@ -11,6 +11,7 @@ use nebula_instance::linux::notify;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use crate::arguments::{Forward, Offers, Transport, is_loopback};
@@ -44,6 +45,8 @@ pub fn run(loaded: &Loaded, offers: &Offers) -> Result<(), Error> {
         let (mut end, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let mut hangup = signal(SignalKind::hangup())?;
         let mut running = Running::open(loaded, offers, credentials).await?;
+        let (reload, mut reloads) = mpsc::channel(1);
+        running.node.follow_enrolment(reload)?;
         notify::ready();
         let signal = loop {
             tokio::select! {
@@ -53,6 +56,8 @@ pub fn run(loaded: &Loaded, offers: &Offers) -> Result<(), Error> {
                     tracing::info!("Caught HUP, reloading config");
                     running.node.reload().await;
                 }
+                // Nobody asks without an enrolment.
+                Some(done) = reloads.recv() => drop(done.send(running.node.reload().await)),
                 // Listeners end if the node did, which it does not by itself.
                 Some(_) = running.tasks.join_next() => return Err(Error::Running("a listener ended".to_owned())),
             }

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use nebula_core::config::RecvErrorPolicy;
@@ -193,8 +193,9 @@ impl Loaded {
         reloader.report_unreadable();
         let reloader = Arc::new(Mutex::new(reloader));
         if let (Some(folder), Some(own)) = (enrolment, own) {
-            Renewal::start(&folder, &own, Arc::clone(&reloader), Arc::clone(&renewals))
-                .map_err(start("Failed to start a thread"))?;
+            let reloader = Arc::clone(&reloader);
+            let reload = move || reloader.lock().unwrap_or_else(PoisonError::into_inner).reload(unix_now()).is_ok();
+            Renewal::start(&folder, &own, Arc::clone(&renewals), reload).map_err(start("Failed to start a thread"))?;
         }
         let facts = Facts { device: device.clone(), udp, started: unix_now(), renewals, unmet };
         let service = Arc::new(ControlService { handle: handle.clone(), reloader: Arc::clone(&reloader), facts });

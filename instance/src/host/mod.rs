@@ -11,8 +11,8 @@ mod link_repair;
 mod listener_slot;
 mod reload;
 pub mod reloaded;
-mod renewal;
-pub(crate) mod renewal_health;
+pub mod renewal;
+pub mod renewal_health;
 mod report;
 mod rivals;
 #[cfg(feature = "ssh")]

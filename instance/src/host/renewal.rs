@@ -1,8 +1,8 @@
 //! Keeps an enrolled host enrolled (`pki.enrolment`): runs `nebula-enrol -follow` as a child, logs what it says, and
-//! reloads when it has written new credentials, trust or lighthouses. The daemon itself knows no HTTPS.
+//! reloads when it has written new credentials, trust or lighthouses. The program with the tunnels knows no HTTPS.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nebula_cert::Identity;
@@ -10,14 +10,13 @@ use nebula_cert::Identity;
 use crate::enrol::Files;
 use crate::enrol::event::Event;
 use crate::host::follower::{Follower, Heard, PROGRAM};
-use crate::host::reload::Reloader;
 use crate::host::renewal_health::RenewalHealth;
-use crate::linux::clock::{now, unix_now};
+use crate::linux::clock::now;
 
 /// The thread that attends to the child. Without it the node keeps running until its certificate expires.
-pub(crate) struct Renewal {
+pub struct Renewal {
     folder: PathBuf,
-    reloader: Arc<Mutex<Reloader>>,
+    reload: Reload,
     /// When to retry a failed reload.
     apply_at: Option<Instant>,
     allowance: Allowance,
@@ -26,15 +25,16 @@ pub(crate) struct Renewal {
 
 impl Renewal {
     /// Starts the thread for the files in `folder`. `own` is the certificate in use; a mismatch with the files is
-    /// logged.
+    /// logged. `reload` reads the configuration again, with these files, and returns whether it is in use; it has logged why
+    /// not.
     ///
     /// # Errors
     /// Returns an error if no thread can be started. A child that cannot be started is only logged.
-    pub(crate) fn start(
+    pub fn start(
         folder: &Path,
         own: &Identity,
-        reloader: Arc<Mutex<Reloader>>,
         health: Arc<RenewalHealth>,
+        reload: impl FnMut() -> bool + Send + 'static,
     ) -> std::io::Result<()> {
         let is_own = |found: Identity| found.primary().fingerprint() == own.primary().fingerprint();
         if !Files::new(folder).identity().is_ok_and(is_own) {
@@ -43,7 +43,8 @@ impl Renewal {
         }
         let allowance = Allowance { left: EVENTS_AT_ONCE, since: now() };
         health.begin();
-        let renewal = Self { folder: folder.to_owned(), reloader, apply_at: None, allowance, health };
+        let reload = Box::new(reload);
+        let renewal = Self { folder: folder.to_owned(), reload, apply_at: None, allowance, health };
         // The child lives as long as the thread that starts it.
         std::thread::Builder::new().name("enrolment".to_owned()).spawn(|| renewal.run()).map(drop)
     }
@@ -101,9 +102,9 @@ impl Renewal {
 
     /// Reloads the configuration. If somebody is editing it, the reload may fail for a while and is retried.
     fn apply(&mut self) {
-        let outcome = self.reloader().reload(unix_now());
-        self.apply_at = outcome.is_err().then(|| now() + APPLY_AGAIN_AFTER);
-        if outcome.is_err() {
+        let is_in_use = (self.reload)();
+        self.apply_at = (!is_in_use).then(|| now() + APPLY_AGAIN_AFTER);
+        if !is_in_use {
             tracing::error!("What the CA gave is not in use yet: put the configuration right");
         }
     }
@@ -117,11 +118,9 @@ impl Renewal {
     fn until_apply(&self) -> Duration {
         self.apply_at.map_or(FOREVER, |at| at.saturating_duration_since(now()))
     }
-
-    fn reloader(&self) -> MutexGuard<'_, Reloader> {
-        self.reloader.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
+
+type Reload = Box<dyn FnMut() -> bool + Send>;
 
 fn report(event: &Event, folder: &Path) {
     match event {

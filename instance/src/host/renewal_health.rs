@@ -9,7 +9,7 @@ use crate::enrol::event::Event;
 
 /// Written by the thread that attends to `nebula-enrol`.
 #[derive(Debug, Default)]
-pub(crate) struct RenewalHealth(Mutex<Option<Health>>);
+pub struct RenewalHealth(Mutex<Option<Health>>);
 
 #[derive(Debug, Default)]
 struct Health {

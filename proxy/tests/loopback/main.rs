@@ -6,6 +6,7 @@
     reason = "a test ends at the first surprise, and reads the clock"
 )]
 
+mod enrolment;
 mod world;
 
 use std::io::{Read, Write};

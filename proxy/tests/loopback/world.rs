@@ -2,7 +2,8 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
@@ -12,6 +13,7 @@ use nebula_cert::{Curve, PrivateKey, SigningKey, Template, UnixTime};
 
 /// Seconds since the Unix epoch in which everything here is valid.
 const VALIDITY: std::ops::RangeInclusive<UnixTime> = 1_700_000_000..=2_000_000_000;
+const PROGRAM: &str = env!("CARGO_BIN_EXE_nebula-proxy");
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The files of two hosts: `host-1` at 10.42.0.1 in the groups `ops` and `web`, and `host-2` at 10.42.0.2.
@@ -59,9 +61,30 @@ impl World {
         self.folder.path()
     }
 
+    /// Makes a host one that enrolled, beside whose proxy this script is `nebula-enrol`. Returns the folder of its files.
+    pub(crate) fn enrol(&self, number: usize, script: &str) -> PathBuf {
+        let folder = self.path().join(format!("enrolled-{number}"));
+        std::fs::create_dir(&folder).unwrap();
+        let host = |end: &str| self.path().join(format!("host-{number}.{end}"));
+        for (from, to) in [(self.path().join("ca.crt"), "ca.crt"), (host("crt"), "host.crt"), (host("key"), "host.key")]
+        {
+            std::fs::copy(from, folder.join(to)).unwrap();
+        }
+        let text = std::fs::read_to_string(host("yml")).unwrap();
+        let (_, rest) = text.split_once('\n').unwrap();
+        let pki = format!("pki: {{enrolment: {}}}\n", folder.join("enrolment.json").display());
+        std::fs::write(host("yml"), pki + rest).unwrap();
+        std::fs::copy(PROGRAM, folder.join("nebula-proxy")).unwrap();
+        let enrol = folder.join("nebula-enrol");
+        std::fs::write(&enrol, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(enrol, std::fs::Permissions::from_mode(0o755)).unwrap();
+        folder
+    }
+
     /// Starts the proxy of a host with these flags, and waits until it listens.
     pub(crate) fn start(&self, number: usize, flags: &[&str]) -> Proxy {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_nebula-proxy"));
+        let own = self.path().join(format!("enrolled-{number}/nebula-proxy"));
+        let mut command = Command::new(if own.exists() { own.as_path() } else { Path::new(PROGRAM) });
         command.arg("-config").arg(self.path().join(format!("host-{number}.yml"))).args(flags);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
         let (sender, lines) = channel();
