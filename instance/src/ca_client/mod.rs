@@ -13,11 +13,11 @@ pub mod trust_watch;
 use std::net::IpAddr;
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nebula_cert::issuance::{
-    self, CERTIFICATE_PATH, MAX_REPLY, MAX_WAIT_SECONDS, Pod, Proof, Reply, Request, TRUST_PATH,
+    self, ASKER_HEADER, Asker, CERTIFICATE_PATH, MAX_REPLY, MAX_WAIT_SECONDS, Pod, Proof, Reply, Request, TRUST_PATH,
 };
 use nebula_cert::{CaPool, Curve, Identity, JoinToken, PrivateKey, UnixTime};
 use nebula_cni_plugin::launch::{CaAccess, is_refusal_of_token};
@@ -30,6 +30,7 @@ pub(crate) use self::answers::accept;
 pub use self::error::Error;
 use self::files::HeldFile;
 use self::pinned::{Pin, PinnedConnector};
+use crate::linux::clock::unix_now;
 use crate::linux::netns::NamespaceExecutor;
 
 /// Sends requests to one CA service from one network namespace.
@@ -42,6 +43,16 @@ pub struct CaClient {
     held: Held,
     /// What the service must show instead of a certificate of `access`.
     pin: Option<Arc<Pin>>,
+    /// Who asks for the trust bundle.
+    asker: Arc<Mutex<Holder>>,
+}
+
+/// What a holder of a certificate needs to say who it is.
+#[derive(Debug, Default)]
+struct Holder {
+    identity: Option<Identity>,
+    /// PEM of the service's public key for that.
+    renewal_key: Option<String>,
 }
 
 /// Files opened while that was permitted, for later, when their paths cannot be opened any more.
@@ -144,7 +155,7 @@ impl CaClient {
     /// Creates a client that connects from `place`; nothing is read or sent yet.
     #[must_use]
     pub fn new(access: CaAccess, place: NamespaceExecutor) -> Self {
-        Self { access, place, kept: Arc::default(), held: Held::default(), pin: None }
+        Self { access, place, kept: Arc::default(), held: Held::default(), pin: None, asker: Arc::default() }
     }
 
     /// Creates a client for the service of a join token, which must show the key that the token names.
@@ -180,6 +191,16 @@ impl CaClient {
     pub fn has_stale_files(&self) -> bool {
         let is_stale = |held: &Option<HeldFile>, path: &Path| held.as_ref().is_some_and(|held| held.is_stale(path));
         is_stale(&self.held.token, &self.access.token_file) || is_stale(&self.held.roots, &self.access.tls_ca_file)
+    }
+
+    /// Asks for the trust bundle as the holder of this certificate from now on, once the service has said how: it then knows
+    /// that this holder hears of changes.
+    pub fn ask_as(&self, identity: Identity) {
+        self.asker().identity = Some(identity);
+    }
+
+    fn asker(&self) -> MutexGuard<'_, Holder> {
+        self.asker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes a new key in memory and requests a certificate for it, trying `provers` in order until one is not refused.
@@ -293,11 +314,13 @@ impl CaClient {
         let (status, headers, answer) = self.there({
             let (url, agent, access) = (url.clone(), agent.clone(), self.access.clone());
             let etag = etag.map(str::to_owned);
+            let asker = self.asker().said(unix_now());
             move || {
                 let within = timeout + Duration::from_secs(wait);
                 let request_url = service::request_url(&access, &path);
                 let request = agent.get(&request_url).config().timeout_global(Some(within)).build();
                 let request = etag.into_iter().fold(request, |request, etag| request.header("if-none-match", etag));
+                let request = asker.into_iter().fold(request, |request, asker| request.header(ASKER_HEADER, asker));
                 let no_answer = |error: ureq::Error| Error::no_answer(&url, &error, &access);
                 let mut response = request.call().map_err(no_answer)?;
                 let header = |name: &str| {
@@ -319,6 +342,7 @@ impl CaClient {
         let trust = answers::trust(&answer)
             .map_err(|cause| Error::Unavailable(format!("unusable answer from {url}: {cause}")))?;
         let (etag, renewal_key) = (headers.0.unwrap_or_default(), answer.renewal_key.clone());
+        self.asker().renewal_key.clone_from(&renewal_key);
         Ok(TrustAnswer { news: Some(TrustNews { trust, etag, renewal_key, answer }), retry_after })
     }
 
@@ -409,6 +433,15 @@ impl CaClient {
             .root_certs(RootCerts::Specific(Arc::new(roots)))
             .build();
         Ok(service::agent(&self.access, config(tls)))
+    }
+}
+
+impl Holder {
+    /// The header with who asks, if that can be said. Whoever cannot say it is answered all the same.
+    fn said(&self, now: UnixTime) -> Option<String> {
+        let (identity, renewal_key) = (self.identity.as_ref()?, self.renewal_key.as_ref()?);
+        let asker = Asker::new(identity.primary(), identity.private_key(), renewal_key, now);
+        asker.ok().map(|asker| asker.to_string())
     }
 }
 

@@ -410,6 +410,7 @@ impl PodTunnel {
         if let Some(kept) = &mut self.kept {
             kept.put(&identity, reply);
         }
+        self.client.ask_as(identity.clone());
         self.enrolment.holds(identity, renewal_key, bundle);
         if is_first && self.is_awaited {
             notify::ready();
