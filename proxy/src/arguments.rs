@@ -200,6 +200,7 @@ nebula-proxy joins a Nebula overlay without root and without a tun device. Progr
 of this host use the overlay by SOCKS5, HTTP CONNECT and forwarded ports; peers reach
 programs of this host by served ports. The configuration is that of nebula; its
 firewall decides which peers may connect. Addresses outside of the overlay are refused.
+To make this host a member of a network first, as this user: nebula-proxy up
 ";
 
 const EXAMPLES: &str = "\

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
+use nebula_instance::enrol::up::words;
 use nebula_instance::go::flags;
 use nebula_instance::host::daemon::{Error, Loaded};
 use nebula_instance::linux::memory;
@@ -11,7 +12,13 @@ use nebula_proxy::arguments::{FLAGS, Order, help};
 use nebula_proxy::program;
 
 fn main() -> ExitCode {
+    // Before anything else: a join token among the words can be read by others until it is taken off.
+    let up = words::take();
     memory::share_one_heap();
+    if let Some(mut words) = up {
+        words.insert(0, "-proxy".to_owned());
+        return words::hand_over(words);
+    }
     let parsed = match flags::parse(std::env::args().skip(1), FLAGS) {
         Ok(parsed) if parsed.is_set("help") => return print(&help()),
         Ok(parsed) => parsed,

@@ -42,7 +42,18 @@ fn main() -> ExitCode {
         print(concat!("Version: ", env!("CARGO_PKG_VERSION"), "\n"));
         return ExitCode::SUCCESS;
     }
-    let files = Files::new(Path::new(flags.value("out-dir").unwrap_or(".")));
+    let blocklist_dir = match flags.value("blocklist-dir").map(std::path::absolute).transpose() {
+        Ok(Some(folder)) if !folder.is_dir() => {
+            eprintln!("nebula-enrol: -blocklist-dir {} is no folder", folder.display());
+            return ExitCode::from(2);
+        }
+        Ok(folder) => folder,
+        Err(error) => {
+            eprintln!("nebula-enrol: -blocklist-dir: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    let files = Files::new(Path::new(flags.value("out-dir").unwrap_or("."))).with_blocklist_dir(blocklist_dir);
     if flags.is_set("follow") {
         return follow::run(files);
     }
@@ -104,24 +115,39 @@ fn main() -> ExitCode {
         },
         access => enrol::renew(access, &files, flags.is_set("renew-now"), now),
     };
-    match done {
-        Ok(Renewal::Nothing) => {
-            print("more than a third of the certificate's life is left, nothing to do\n");
-            ExitCode::SUCCESS
-        }
-        Ok(Renewal::Trust) => {
+    let done = match done {
+        Ok(done) => done,
+        Err(error) => return failed(&error),
+    };
+    match &done {
+        Renewal::Nothing => print("more than a third of the certificate's life is left, nothing to do\n"),
+        Renewal::Trust => {
             print("more than a third of the certificate's life is left; wrote whom the CA trusts and blocks by now\n");
-            ExitCode::SUCCESS
         }
-        Ok(Renewal::Certificate(done)) => {
-            print(&format!("{done}\nwrote host.key, host.crt and ca.crt to {}\n", done.folder.display()));
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("nebula-enrol: {}", visible(&error.to_string()));
-            ExitCode::FAILURE
+        Renewal::Certificate(done) => {
+            print(&format!("{done}\n"));
+            done.moved().iter().for_each(|moved| print(&format!("{moved}\n")));
+            print(&format!("wrote host.key, host.crt and ca.crt to {}\n", done.folder.display()));
         }
     }
+    match files.share_blocklist() {
+        Ok(None) => ExitCode::SUCCESS,
+        Ok(Some(path)) => {
+            print(&format!("wrote whom the CA blocks to {}\n", path.display()));
+            ExitCode::SUCCESS
+        }
+        // A unit that fails does not tell the daemon of its new certificate. The next run fails, as it has nothing else to do.
+        Err(error) if matches!(done, Renewal::Certificate(_)) => {
+            failed(&error);
+            ExitCode::SUCCESS
+        }
+        Err(error) => failed(&error),
+    }
+}
+
+fn failed(error: &enrol::Error) -> ExitCode {
+    eprintln!("nebula-enrol: {}", visible(&error.to_string()));
+    ExitCode::FAILURE
 }
 
 /// What the certificate may have; otherwise exit code and message.
@@ -141,14 +167,12 @@ const KUBERNETES_WITHIN: Duration = Duration::from_secs(300);
 fn due(files: &Files, now: UnixTime) -> ExitCode {
     match enrol::is_due(files, now) {
         Ok(true) => ExitCode::SUCCESS,
+        Ok(false) if files.shared_blocklist_differs() => ExitCode::SUCCESS,
         Ok(false) => match enrol::trust_differs(files) {
             Ok(true) => ExitCode::SUCCESS,
             Ok(false) => ExitCode::FAILURE,
             // A service that is away for a while is no failure of the unit.
-            Err(error) => {
-                eprintln!("nebula-enrol: {}", visible(&error.to_string()));
-                ExitCode::FAILURE
-            }
+            Err(error) => failed(&error),
         },
         Err(error) => {
             eprintln!("nebula-enrol: {}", visible(&error.to_string()));
@@ -205,6 +229,12 @@ const FLAGS: &[Flag] = &[
         help: "The device of the overlay, whose networks do not count as in use (default nebula1)",
     },
     Flag { name: "out-dir", takes_value: true, help: "Folder for the files (default: the current one)" },
+    Flag {
+        name: "blocklist-dir",
+        takes_value: true,
+        help: "Folder of configurations of a daemon that follows no CA (Go's: nebula -config FOLDER): whom the CA blocks is \
+               kept in nebula-enrol.yml there. Remembered for -renew",
+    },
     Flag {
         name: "renew",
         takes_value: false,

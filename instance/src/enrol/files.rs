@@ -17,7 +17,11 @@ use crate::config::{ANNOUNCED, Announced, usable_lighthouses};
 
 /// The folder with all files of one enrolment. Only the key in it is secret.
 #[derive(Debug, Clone)]
-pub struct Files(PathBuf);
+pub struct Files {
+    folder: PathBuf,
+    /// Takes the place of the one that is remembered.
+    blocklist_dir: Option<PathBuf>,
+}
 
 /// Contents of `enrolment.json`.
 #[derive(Debug, Serialize, Deserialize)]
@@ -28,52 +32,65 @@ struct Enrolment {
     /// Present if a pod enrolled here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     kubernetes: Option<Workload>,
+    /// As [`Files::with_blocklist_dir`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    blocklist_dir: Option<PathBuf>,
+    /// Those of the last certificate: it may be gone when the host enrols again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    networks: Vec<IpNet>,
 }
 
 impl Files {
     /// Names the files in `folder`; nothing is read yet.
     #[must_use]
     pub fn new(folder: &Path) -> Self {
-        Self(folder.to_owned())
+        Self { folder: folder.to_owned(), blocklist_dir: None }
+    }
+
+    /// Also keeps whom the CA blocks in a folder of configurations, for a daemon that knows no `pki.enrolment`. It is
+    /// remembered with the CA service.
+    #[must_use]
+    pub fn with_blocklist_dir(self, folder: Option<PathBuf>) -> Self {
+        Self { blocklist_dir: folder, ..self }
     }
 
     /// The folder itself.
     #[must_use]
     pub fn folder(&self) -> &Path {
-        &self.0
+        &self.folder
     }
 
     pub(super) fn key(&self) -> PathBuf {
-        self.0.join("host.key")
+        self.folder.join("host.key")
     }
 
     /// The next key, while the certificate is being replaced.
     pub(super) fn next_key(&self) -> PathBuf {
-        self.0.join("host.key.next")
+        self.folder.join("host.key.next")
     }
 
     /// The host's certificate.
     #[must_use]
     pub fn certificate(&self) -> PathBuf {
-        self.0.join("host.crt")
+        self.folder.join("host.crt")
     }
 
     pub(super) fn ca(&self) -> PathBuf {
-        self.0.join("ca.crt")
+        self.folder.join("ca.crt")
     }
 
     pub(super) fn tls(&self) -> PathBuf {
-        self.0.join(TLS)
+        self.folder.join(TLS)
     }
 
     /// The file that the configuration names as `pki.enrolment`.
     #[must_use]
     pub fn enrolment(&self) -> PathBuf {
-        self.0.join(ENROLMENT)
+        self.folder.join(ENROLMENT)
     }
 
     pub(super) fn make_folder(&self) -> Result<(), Error> {
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.0).map_err(failed("make", &self.0))
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.folder).map_err(failed("make", &self.folder))
     }
 
     /// Reads which CA service this host enrolled with.
@@ -113,7 +130,7 @@ impl Files {
 
     /// Saves the URL of the CA service and how this pod proves its identity.
     pub(super) fn remember_workload(&self, url: &str, workload: &Workload) -> Result<(), Error> {
-        self.write_enrolment(&Enrolment { version: VERSION, url: url.to_owned(), kubernetes: Some(workload.clone()) })
+        self.write_enrolment(url, Some(workload.clone()))
     }
 
     /// Saves the URL of the CA service and the TLS certificate that authenticates it.
@@ -124,18 +141,51 @@ impl Files {
             file.take(MAX_FILE_BYTES).read_to_end(&mut pem).map_err(failed("read", &access.tls_ca_file))?;
             self.write_changed(&self.tls(), &pem)?;
         }
-        self.write_enrolment(&Enrolment { version: VERSION, url: access.url.clone(), kubernetes: None })
+        self.write_enrolment(&access.url, None)
     }
 
-    fn write_enrolment(&self, enrolment: &Enrolment) -> Result<(), Error> {
-        let text = serde_json::to_string(enrolment).unwrap_or_default();
+    fn write_enrolment(&self, url: &str, kubernetes: Option<Workload>) -> Result<(), Error> {
+        self.put_enrolment(url, kubernetes, self.networks())
+    }
+
+    fn put_enrolment(&self, url: &str, kubernetes: Option<Workload>, networks: Vec<IpNet>) -> Result<(), Error> {
+        let blocklist_dir = self.blocklist_dir();
+        let enrolment = Enrolment { version: VERSION, url: url.to_owned(), kubernetes, blocklist_dir, networks };
+        let text = serde_json::to_string(&enrolment).unwrap_or_default();
         self.write_changed(&self.enrolment(), format!("{text}\n").as_bytes()).map(drop)
     }
 
     /// Saves the URL of the CA service and the TLS certificate that it showed (PEM).
     pub(super) fn remember_shown(&self, url: &str, certificate: &str) -> Result<(), Error> {
         self.write_changed(&self.tls(), certificate.as_bytes())?;
-        self.write_enrolment(&Enrolment { version: VERSION, url: url.to_owned(), kubernetes: None })
+        self.write_enrolment(url, None)
+    }
+
+    /// Remembers the folder of [`Files::with_blocklist_dir`], if the CA service is remembered.
+    pub(super) fn remember_blocklist_dir(&self) -> Result<(), Error> {
+        if self.blocklist_dir.is_none() || !self.enrolment().exists() {
+            return Ok(());
+        }
+        let Enrolment { url, kubernetes, .. } = self.read_enrolment()?;
+        self.write_enrolment(&url, kubernetes)
+    }
+
+    /// Overlay addresses of the last certificate, as far as they are remembered.
+    pub(super) fn networks(&self) -> Vec<IpNet> {
+        self.read_enrolment().map(|enrolment| enrolment.networks).unwrap_or_default()
+    }
+
+    /// Remembers the overlay addresses, if the CA service is remembered.
+    pub(super) fn remember_networks(&self, networks: &[IpNet]) -> Result<(), Error> {
+        if !self.enrolment().exists() {
+            return Ok(());
+        }
+        let Enrolment { url, kubernetes, .. } = self.read_enrolment()?;
+        self.put_enrolment(&url, kubernetes, networks.to_vec())
+    }
+
+    fn blocklist_dir(&self) -> Option<PathBuf> {
+        self.blocklist_dir.clone().or_else(|| self.read_enrolment().ok()?.blocklist_dir)
     }
 
     /// Locks the folder until the result is dropped, so that no other program renews at the same time.
@@ -143,8 +193,8 @@ impl Files {
     /// # Errors
     /// Returns an error if there is no such folder.
     pub fn lock(&self) -> Result<File, Error> {
-        let folder = File::open(&self.0).map_err(failed("open", &self.0))?;
-        folder.lock().map_err(failed("lock", &self.0))?;
+        let folder = File::open(&self.folder).map_err(failed("open", &self.folder))?;
+        folder.lock().map_err(failed("lock", &self.folder))?;
         Ok(folder)
     }
 
@@ -181,7 +231,7 @@ impl Files {
     ) -> Result<bool, Error> {
         let announced = announced(blocklist, lighthouses, own);
         let mut differs = false;
-        for (path, text) in [(self.ca(), bundle), (self.0.join(ANNOUNCED), announced.as_str())] {
+        for (path, text) in [(self.ca(), bundle), (self.folder.join(ANNOUNCED), announced.as_str())] {
             differs |= self.write_changed(&path, text.as_bytes())?;
         }
         Ok(differs)
@@ -197,14 +247,44 @@ impl Files {
     ) -> bool {
         let announced = announced(blocklist, lighthouses, own);
         let is_there = |path: PathBuf, text: &str| std::fs::read(path).is_ok_and(|present| present == text.as_bytes());
-        !is_there(self.ca(), bundle) || !is_there(self.0.join(ANNOUNCED), &announced)
+        !is_there(self.ca(), bundle) || !is_there(self.folder.join(ANNOUNCED), &announced)
     }
 
     /// The lighthouses that the CA announced last.
     #[must_use]
     pub fn lighthouses(&self) -> Lighthouses {
-        let text = std::fs::read_to_string(self.0.join(ANNOUNCED)).unwrap_or_default();
-        serde_json::from_str::<Announced>(&text).map(|announced| announced.lighthouses).unwrap_or_default()
+        self.announced().unwrap_or_default().lighthouses
+    }
+
+    /// What the CA announced last; `None` if that cannot be read.
+    fn announced(&self) -> Option<Announced> {
+        let text = std::fs::read_to_string(self.folder.join(ANNOUNCED)).ok()?;
+        serde_json::from_str(&text).ok()
+    }
+
+    /// Writes whom the CA blocks into the folder of [`Files::with_blocklist_dir`], for a daemon that merges the files there.
+    /// Returns the file if it changed.
+    ///
+    /// # Errors
+    /// Returns an error if the file cannot be written.
+    pub fn share_blocklist(&self) -> Result<Option<PathBuf>, Error> {
+        let Some((path, text)) = self.shared_blocklist() else { return Ok(None) };
+        Ok(self.write_changed(&path, text.as_bytes())?.then_some(path))
+    }
+
+    /// Whether [`Files::share_blocklist`] would change anything.
+    #[must_use]
+    pub fn shared_blocklist_differs(&self) -> bool {
+        self.shared_blocklist().is_some_and(|(path, text)| std::fs::read(path).ok() != Some(text.into_bytes()))
+    }
+
+    /// The file and what belongs into it. What cannot be read is no reason to let a blocked host in again.
+    fn shared_blocklist(&self) -> Option<(PathBuf, String)> {
+        let (folder, announced) = (self.blocklist_dir()?, self.announced()?);
+        let blocklist = announced.blocklist.iter().map(|fingerprint| format!("\n    - {fingerprint:?}"));
+        let blocklist = if announced.blocklist.is_empty() { " []".to_owned() } else { blocklist.collect() };
+        let text = format!("# Written by nebula-enrol: whom the CA blocks.\npki:\n  blocklist:{blocklist}\n");
+        Some((folder.join(SHARED_BLOCKLIST), text))
     }
 
     /// Checks that this process may replace these files.
@@ -212,7 +292,7 @@ impl Files {
     /// # Errors
     /// Returns the system's error if it may not.
     pub fn check_writable(&self) -> Result<(), Error> {
-        let path = self.0.join(".writable");
+        let path = self.folder.join(".writable");
         OpenOptions::new().write(true).create(true).truncate(true).open(&path).map_err(failed("write", &path))?;
         std::fs::remove_file(&path).map_err(failed("remove", &path))
     }
@@ -253,6 +333,8 @@ pub(super) fn failed(verb: &'static str, path: &Path) -> impl FnOnce(std::io::Er
     move |source| Error::File { verb, path, source }
 }
 
+/// Later by name than `config.yml`, though order means nothing: daemons append the lists of all files.
+const SHARED_BLOCKLIST: &str = "nebula-enrol.yml";
 const ENROLMENT: &str = "enrolment.json";
 const TLS: &str = "ca-tls.crt";
 const VERSION: u32 = 1;

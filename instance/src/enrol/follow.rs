@@ -84,6 +84,7 @@ impl Follower {
         let mut trust = TrustWatch::new(backoff::seed());
         trust.begin(first.uptime);
         let client = CaClient::new(access, NamespaceExecutor::Here);
+        client.ask_as(own);
         Ok(Self { files, client, life, trust, etag: None, born })
     }
 
@@ -120,6 +121,7 @@ impl Follower {
             Ok(issued) => {
                 let certificate = issued.identity.primary();
                 let _ = self.life.issued(self.now(), expiry(&issued.identity));
+                self.client.ask_as(issued.identity.clone());
                 say(&Event::Renewed {
                     cert: text(certificate.name()),
                     not_after: certificate.not_after(),

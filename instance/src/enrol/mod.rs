@@ -41,6 +41,8 @@ pub struct Enrolled {
     pub not_after: UnixTime,
     /// Where the files are.
     pub folder: PathBuf,
+    /// Overlay addresses of the enrolment before, in the same folder.
+    pub before: Vec<IpNet>,
 }
 
 impl fmt::Display for Enrolled {
@@ -202,10 +204,12 @@ fn issue(
     if let Some(limits) = limits {
         limits.check_certificate(issued.identity.primary())?;
     }
+    let before = files.networks();
     remember()?;
+    files.remember_networks(issued.identity.networks())?;
     write_trust(files, &issued, &reply)?;
     files.write(&files.certificate(), reply.certificate.as_bytes(), 0o644)?;
-    Ok(Enrolled::new(&issued, files.folder()))
+    Ok(Enrolled { before, ..Enrolled::new(&issued, files.folder()) })
 }
 
 /// What [`renew`] did.
@@ -228,6 +232,7 @@ pub enum Renewal {
 /// are kept then.
 pub fn renew(access: Option<CaAccess>, files: &Files, always: bool, now: UnixTime) -> Result<Renewal, Error> {
     files.complete()?;
+    files.remember_blocklist_dir()?;
     let is_due = always || is_due(files, now)?;
     let access = access.map_or_else(|| files.remembered(), Ok)?;
     let client = CaClient::new(access.clone(), NamespaceExecutor::Here);
@@ -246,9 +251,15 @@ pub fn renew(access: Option<CaAccess>, files: &Files, always: bool, now: UnixTim
 
 /// Whom the CA trusts, and the networks of this host.
 fn ask_whom_to_trust(client: &CaClient, files: &Files) -> Result<Option<(Trust, Vec<IpNet>)>, Error> {
-    let own = files.identity()?.networks().to_vec();
-    let answer = client.trust(None, Duration::ZERO, REQUEST_TIMEOUT)?;
-    Ok(answer.news.map(|news| (news.answer, own)))
+    let identity = files.identity()?;
+    let own = identity.networks().to_vec();
+    let Some(news) = client.trust(None, Duration::ZERO, REQUEST_TIMEOUT)?.news else { return Ok(None) };
+    if news.renewal_key.is_some() {
+        // The answer said how to say who asks, and the service shall know how often this host does. It may do without.
+        client.ask_as(identity);
+        let _ = client.trust(Some(&news.etag), Duration::ZERO, REQUEST_TIMEOUT);
+    }
+    Ok(Some((news.answer, own)))
 }
 
 /// Whether the CA trusts or blocks others than the files say, or announces other lighthouses.
@@ -298,6 +309,7 @@ pub fn renew_by(client: &CaClient, files: &Files, within: Duration, now: UnixTim
     };
     let (issued, reply) = client.request_for(key, &prover, within, now)?;
     check_renewal(&present, issued.identity.primary())?;
+    files.remember_networks(issued.identity.networks())?;
     files.write(&files.next_key(), pem.as_bytes(), 0o600)?;
     write_trust(files, &issued, &reply)?;
     files.write(&files.certificate(), reply.certificate.as_bytes(), 0o644)?;
@@ -341,7 +353,20 @@ impl Enrolled {
             groups: certificate.groups().to_vec(),
             not_after: certificate.not_after(),
             folder: folder.to_owned(),
+            before: Vec::new(),
         }
+    }
+
+    /// What to say to the user if peers knew this host by other addresses.
+    #[must_use]
+    pub fn moved(&self) -> Option<String> {
+        let before: Vec<String> = self.before.iter().map(ToString::to_string).collect();
+        (!before.is_empty() && before != self.networks).then(|| {
+            format!(
+                "this host was {} before: change what names it by that address (static_host_map, rules of firewalls, gateways)",
+                before.join(", ")
+            )
+        })
     }
 }
 

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 /// A companion program could not be started.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "cannot run {}: {source}; it belongs beside {}, or into PATH, and the package nebula-overlay has both",
+    "cannot run {}: {source}; it belongs beside {}, or into PATH, and the packages nebula-overlay and nebula-proxy have it there",
     program.display(), own_name()
 )]
 pub struct NotRun {

@@ -55,6 +55,7 @@ mod interop;
 mod isolation;
 mod join;
 mod join_watched;
+mod joined_again;
 mod kube_apiserver;
 mod kube_capture;
 mod kube_cluster;

@@ -2,9 +2,10 @@
 
 pub mod words;
 
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::Write as _;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -48,6 +49,15 @@ struct Place {
     /// `None` if no unit uses that folder.
     unit: Option<String>,
     device: String,
+    program: Program,
+}
+
+/// What carries the traffic of the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Program {
+    Daemon,
+    /// `nebula-proxy`, which any user may run: it has no device, and takes no route of the host.
+    Proxy,
 }
 
 /// Runs `nebula up`; `words` are the arguments after `up`.
@@ -88,7 +98,11 @@ fn misused(message: &str) -> ExitCode {
 impl Order {
     /// Makes sense of the words; `ask` returns a token that is not among them.
     fn read(words: &Words, ask: impl FnOnce() -> Result<Zeroizing<String>, String>) -> Result<Self, String> {
-        let place = Place::of(words.value("dir").unwrap_or(USUAL_FOLDER).as_ref(), words.value("name"))?;
+        let place = if words.is_set("proxy") {
+            Place::of_proxy(words.value("dir"), words.value("name"), |name| std::env::var_os(name))?
+        } else {
+            Place::of(words.value("dir").unwrap_or(USUAL_FOLDER).as_ref(), words.value("name"))?
+        };
         let curve = match words.value("curve") {
             None | Some("25519") => Curve::Curve25519,
             Some("P256") => Curve::P256,
@@ -149,12 +163,14 @@ impl Place {
                 unit: unit("nebula.service"),
                 device: "nebula1".to_owned(),
                 files: folder,
+                program: Program::Daemon,
             },
             Some(name) if is_plain(name) => Self {
                 files: folder.join(name),
                 config: folder.join(format!("{name}.yml")),
                 unit: unit(&format!("nebula@{name}.service")),
                 device: name.to_owned(),
+                program: Program::Daemon,
             },
             Some(name) => {
                 return Err(format!("-name {name:?} must be 1 to {MAX_NAME_BYTES} letters, digits, - and _"));
@@ -163,19 +179,75 @@ impl Place {
     }
 }
 
+impl Place {
+    /// The folder of the user, by default the one that the unit of `nebula-proxy` reads; `variable` looks up the environment.
+    fn of_proxy(
+        folder: Option<&str>,
+        name: Option<&str>,
+        variable: impl Fn(&str) -> Option<OsString>,
+    ) -> Result<Self, String> {
+        let path = |name: &str| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let config = path("XDG_CONFIG_HOME").or_else(|| path("HOME").map(|home| home.join(".config")));
+        let usual = config.map(|config| config.join("nebula"));
+        let folder = folder.map(PathBuf::from).or_else(|| usual.clone());
+        let place = Self::of(&folder.ok_or("there is no HOME: give -dir")?, name)?;
+        let is_usual = name.is_none() && usual.as_deref() == Some(&*place.files);
+        let unit = is_usual.then(|| "nebula-proxy.service".to_owned());
+        Ok(Self { unit, program: Program::Proxy, ..place })
+    }
+
+    /// The words for systemctl, which knows this unit.
+    fn systemctl<'a>(&'a self, words: &[&'a str]) -> Vec<&'a str> {
+        let manager = if self.program == Program::Proxy { &["--user"][..] } else { &[] };
+        [manager, words].concat()
+    }
+
+    /// Whether a service manager runs that knows the unit.
+    fn is_managed(&self) -> bool {
+        match self.program {
+            Program::Daemon => Path::new(SYSTEMD).exists(),
+            Program::Proxy => {
+                std::env::var_os("XDG_RUNTIME_DIR").is_some_and(|run| Path::new(&run).join("systemd").exists())
+            }
+        }
+    }
+
+    /// How somebody starts it.
+    fn by_hand(&self) -> String {
+        let config = self.config.display();
+        match self.program {
+            Program::Daemon => format!("nebula -config {config}"),
+            Program::Proxy => format!("nebula-proxy -config {config} -socks 1080 -http 8118"),
+        }
+    }
+}
+
 impl Wish {
     fn fulfil(self, now: UnixTime) -> Result<String, String> {
         let files = Files::new(&self.place.files);
-        let used = used_networks(&self.place.device)
-            .map_err(|error| format!("cannot see which networks this host uses already: {error}"))?;
+        let used = match self.place.program {
+            Program::Daemon => used_networks(&self.place.device)
+                .map_err(|error| format!("cannot see which networks this host uses already: {error}"))?,
+            Program::Proxy => Vec::new(),
+        };
         let limits = Limits { overlay: Vec::new(), accepted: self.accepted, used };
         let enrolled = super::join(&self.token, &files, &limits, now).map_err(|error| explained(&error))?;
         let mut said = format!("{enrolled}\n");
+        if let Some(moved) = enrolled.moved() {
+            let _ = writeln!(said, "{moved}");
+        }
         let config = &self.place.config;
-        let text = configuration(&self.place, &files, &enrolled);
+        let port = if is_free(USUAL_PORT) { USUAL_PORT } else { 0 };
+        let text = configuration(&self.place, &files, &enrolled, port);
         let is_new = write_new(config, &text).map_err(|error| format!("cannot write {}: {error}", config.display()))?;
         if is_new {
             let _ = writeln!(said, "wrote {} and the files in {}", config.display(), self.place.files.display());
+            if text.contains("\n  port: 0\n") {
+                let _ = writeln!(
+                    said,
+                    "UDP port {USUAL_PORT} is in use on this host, so it takes a free one at each start (listen.port)"
+                );
+            }
             if files.lighthouses().is_empty() {
                 said.push_str(
                     "the CA announces no lighthouse (hosts.lighthouses in its policy.jsonc): this host finds peers only by \
@@ -193,28 +265,33 @@ impl Wish {
             );
         }
         match &self.place.unit {
-            Some(unit) if is_new && self.starts && Path::new(SYSTEMD).exists() => {
-                systemctl(&["enable", "--now", unit])?;
-                let _ = writeln!(said, "started {unit}; ask it with: nebula ctl status");
-            }
-            Some(unit) if Path::new(SYSTEMD).exists() => {
-                let _ = writeln!(said, "start it with: systemctl enable --now {unit}");
+            Some(unit) if self.place.is_managed() => {
+                let words = self.place.systemctl(&["enable", "--now", unit]);
+                if is_new && self.starts {
+                    systemctl(&words)?;
+                    let hint =
+                        if self.place.program == Program::Daemon { "; ask it with: nebula ctl status" } else { "" };
+                    let _ = writeln!(said, "started {unit}{hint}");
+                } else {
+                    let _ = writeln!(said, "start it with: systemctl {}", words.join(" "));
+                }
             }
             _ => {
-                let _ = writeln!(said, "start it with: nebula -config {}", config.display());
+                let _ = writeln!(said, "start it with: {}", self.place.by_hand());
             }
         }
         Ok(said)
     }
 }
 
-/// The configuration for a new host. Trust bundle and lighthouses are read from the folder of its certificate.
-fn configuration(place: &Place, files: &Files, enrolled: &Enrolled) -> String {
+/// The configuration for a new host, which listens on `port` unless it is a lighthouse. Trust bundle and lighthouses are read
+/// from the folder of its certificate.
+fn configuration(place: &Place, files: &Files, enrolled: &Enrolled, port: u16) -> String {
     let own: Vec<IpAddr> =
         enrolled.networks.iter().filter_map(|network| network.parse::<IpNet>().ok()).map(|net| net.addr()).collect();
     let lighthouses = files.lighthouses();
     let endpoints = lighthouses.iter().find(|(address, _)| own.contains(address)).map(|(_, endpoints)| endpoints);
-    let port = endpoints.and_then(|endpoints| endpoints.first()?.rsplit_once(':')?.1.parse::<u16>().ok());
+    let announced = endpoints.and_then(|endpoints| endpoints.first()?.rsplit_once(':')?.1.parse::<u16>().ok());
     let lighthouse = if endpoints.is_some() { "lighthouse:\n  am_lighthouse: true\n" } else { "" };
     format!(
         "# Written by `nebula up`. Certificate, CA and lighthouses are in the folder of this file, and are renewed there.
@@ -225,6 +302,7 @@ pki:
   port: {}
 punchy:
   punch: true
+  respond: true
 tun:
   dev: {}
 firewall:
@@ -234,9 +312,20 @@ firewall:
     - {{port: any, proto: icmp, host: any}}
 ",
         quoted(&files.enrolment()),
-        port.unwrap_or(0),
+        announced.unwrap_or(port),
         place.device,
     )
+}
+
+/// Whether a daemon could listen on this UDP port.
+fn is_free(port: u16) -> bool {
+    let bind = |address: IpAddr| std::net::UdpSocket::bind((address, port));
+    match bind(Ipv6Addr::UNSPECIFIED.into()) {
+        Ok(_) => true,
+        Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => false,
+        // There is no IPv6.
+        Err(_) => bind(Ipv4Addr::UNSPECIFIED.into()).is_ok(),
+    }
 }
 
 /// Quotes a path as a YAML string.
@@ -270,6 +359,8 @@ fn say(text: &str) {
 }
 
 const USUAL_FOLDER: &str = "/etc/nebula";
+/// As in most networks: whoever sees a host behind a NAT again finds it where it was.
+const USUAL_PORT: u16 = 4242;
 const SYSTEMD: &str = "/run/systemd/system";
 /// The length limit of device names, because the name is also the device's.
 const MAX_NAME_BYTES: usize = 15;
@@ -277,6 +368,7 @@ const MAX_NAME_BYTES: usize = 15;
 const ABOUT: &str = "\
 Usage: nebula up [flags]
        nebula up -prepare [flags]
+       nebula-proxy up [flags]
 
 Makes this host a member of a network, as root: with the join token of `nebula-ca token create --join` it gets a
 certificate, writes a configuration unless there is one, and starts nebula.service where systemd runs. nebula then renews
@@ -311,6 +403,12 @@ const FLAGS: &[Flag] = &[
         takes_value: true,
         help: "Networks, with commas, that the certificate may have although they are public, special or in use here, or \
                that other hosts may reach through this one",
+    },
+    Flag {
+        name: "proxy",
+        takes_value: false,
+        help: "For nebula-proxy, as the user who will run it: folder ~/.config/nebula, no device, unit nebula-proxy of the \
+               user. `nebula-proxy up` says so by itself",
     },
     Flag { name: "no-start", takes_value: false, help: "Start nothing; say how" },
 ];
@@ -362,12 +460,32 @@ mod tests {
             config: "/etc/nebula/office.yml".into(),
             unit: Some("nebula@office.service".to_owned()),
             device: "office".to_owned(),
+            program: Program::Daemon,
         };
         assert_eq!(place, expected);
         assert_eq!(Place::of("/tmp/x".as_ref(), None).unwrap().unit, None, "no unit looks there");
         for bad in ["", "-x", "a b", "../x", "sixteen-letters-"] {
             assert!(Place::of("/etc/nebula".as_ref(), Some(bad)).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_user_of_the_proxy_has_the_files_at_home_and_a_unit_of_his_own() {
+        let home = |name: &str| (name == "HOME").then(|| "/home/u".into());
+        let place = Place::of_proxy(None, None, home).unwrap();
+        assert_eq!(
+            (place.config.as_path(), place.files.as_path()),
+            ("/home/u/.config/nebula/config.yml".as_ref(), "/home/u/.config/nebula".as_ref())
+        );
+        assert_eq!(place.unit.as_deref(), Some("nebula-proxy.service"));
+        assert_eq!(place.systemctl(&["enable", "x"]), ["--user", "enable", "x"]);
+        assert!(place.by_hand().starts_with("nebula-proxy -config /home/u/.config/nebula/config.yml -socks"));
+        let place = Place::of_proxy(None, None, |name| (name == "XDG_CONFIG_HOME").then(|| "/c".into())).unwrap();
+        assert_eq!(place.files, Path::new("/c/nebula"));
+        for (folder, name) in [(Some("/tmp/x"), None), (None, Some("office"))] {
+            assert_eq!(Place::of_proxy(folder, name, home).unwrap().unit, None, "no unit reads {folder:?} {name:?}");
+        }
+        assert!(Place::of_proxy(None, None, |_| None).unwrap_err().contains("-dir"));
     }
 
     #[test]
@@ -383,14 +501,28 @@ mod tests {
             groups: Vec::new(),
             not_after: 0,
             folder: folder.path().to_owned(),
+            before: Vec::new(),
         };
-        let host = configuration(&place, &files, &of("10.42.0.9/16"));
-        assert!(!host.contains("am_lighthouse") && host.contains("port: 0\n"), "{host}");
+        let host = configuration(&place, &files, &of("10.42.0.9/16"), 4242);
+        assert!(!host.contains("am_lighthouse") && host.contains("port: 4242\n"), "{host}");
+        assert!(configuration(&place, &files, &of("10.42.0.9/16"), 0).contains("\n  port: 0\n"));
+        assert!(host.contains("punchy:\n  punch: true\n  respond: true\n"), "{host}");
         assert!(!host.contains("nebula-enrol"), "{host}");
-        let lighthouse = configuration(&place, &files, &of("10.42.0.1/16"));
+        let lighthouse = configuration(&place, &files, &of("10.42.0.1/16"), 4242);
         assert!(lighthouse.contains("am_lighthouse: true") && lighthouse.contains("port: 4343\n"), "{lighthouse}");
         for text in [host, lighthouse] {
             crate::config::parse(&text).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_port_that_somebody_has_is_not_free_whatever_the_family() {
+        for taken in ["0.0.0.0:0", "127.0.0.1:0"] {
+            let socket = std::net::UdpSocket::bind(taken).unwrap();
+            let port = socket.local_addr().unwrap().port();
+            assert!(!is_free(port), "{taken}");
+            drop(socket);
+            assert!(is_free(port));
         }
     }
 

@@ -128,6 +128,7 @@ fn the_package_of_the_proxy_enables_nothing_and_its_program_runs_from_any_folder
         r#"
 inside "$1" 'dpkg -i /tmp/ours.deb >&2
   nebula-proxy -version
+  nebula-proxy up -help | head -n 1
   XDG_RUNTIME_DIR=/run systemd-analyze --user verify nebula-proxy.service >&2
   test -s /usr/share/man/man1/nebula-proxy.1.gz
   grep -c "=/usr/bin/nebula-proxy" /usr/lib/systemd/user/nebula-proxy.service
@@ -137,7 +138,7 @@ inside "$1" 'dpkg -i /tmp/ours.deb >&2
 echo ---; changed "$1"
 "#,
     );
-    assert_eq!(said(&output), "Version: 0.1.0\n2\nVersion: 0.1.0\n---\n");
+    assert_eq!(said(&output), "Version: 0.1.0\nUsage: nebula up [flags]\n2\nVersion: 0.1.0\n---\n");
 }
 
 #[test]
