@@ -83,7 +83,7 @@ fn whom_the_ca_blocks_is_kept_in_the_folder_of_another_daemons_configuration() {
         let Some(Value::List(items)) = tree.at("pki.blocklist") else { panic!("{}", tree.to_yaml()) };
         items.iter().map(|item| item.text().unwrap().into_owned()).collect::<Vec<_>>()
     };
-    assert_eq!(blocked(), [own.clone()]);
+    assert_eq!(blocked(), std::slice::from_ref(&own));
 
     // The folder is remembered, and a file that somebody removed is written again.
     ca.blocked.lock().unwrap().push(theirs.clone());
