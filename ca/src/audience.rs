@@ -1,5 +1,5 @@
-//! Who hears of a change of the trust: which holders of certificates follow it, and when the others asked last. It is in
-//! memory only: whoever follows the service asks again within a minute of its start.
+//! Who hears of a change of the trust: which holders of certificates follow it, and when the others asked last. It is
+//! in memory only: whoever follows the service asks again within a minute of its start.
 
 use std::{
     collections::HashMap,

@@ -221,7 +221,8 @@ impl Connection {
         self.connections.table().open.get(&self.id)?.identity.clone()
     }
 
-    /// Whether what the client says about itself is worth a look: once, so that nonsense costs no more than a handshake.
+    /// Whether what the client says about itself is worth a look: once, so that nonsense costs no more than a
+    /// handshake.
     pub(crate) fn may_introduce_itself(&self) -> bool {
         !self.is_proven() && !self.introduced.swap(true, Ordering::Relaxed)
     }

@@ -534,8 +534,8 @@ impl Issuer {
         }
     }
 
-    /// Refuses an address that is another one's, as the API server shows it, unless the ledger has it for this pod. Whoever the
-    /// ledger has it for is judged when the certificate is recorded.
+    /// Refuses an address that is another one's, as the API server shows it, unless the ledger has it for this pod.
+    /// Whoever the ledger has it for is judged when the certificate is recorded.
     #[allow(clippy::too_many_arguments, reason = "all of it is known to one function only")]
     fn check_free(
         &self,
@@ -635,8 +635,8 @@ impl Issuer {
         Ok(Issued { displaced, ..issued })
     }
 
-    /// Signs a certificate, which is handed out only after the ledger has it, bound to its token: if the process dies in
-    /// between, the signature is lost, and the token is unchanged.
+    /// Signs a certificate, which is handed out only after the ledger has it, bound to its token: if the process dies
+    /// in between, the signature is lost, and the token is unchanged.
     fn record(
         &self,
         rules: &Rules,

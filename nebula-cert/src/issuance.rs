@@ -17,7 +17,8 @@
 //! A service with too many waiting callers returns 304 at once, with the seconds to wait before the next call in
 //! `Retry-After`.
 //!
-//! Anybody may ask. A holder of a certificate that says who it is ([`Asker`] in [`ASKER_HEADER`]) is known to hear of changes.
+//! Anybody may ask. A holder of a certificate that says who it is ([`Asker`] in [`ASKER_HEADER`]) is known to hear of
+//! changes.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -31,8 +32,8 @@ use crate::{Certificate, Error, Fingerprint, PrivateKey, UnixTime, public_key_fr
 pub const CERTIFICATE_PATH: &str = "/v1/certificate";
 /// Path for releasing a certificate that is no longer needed.
 pub const RELEASE_PATH: &str = "/v1/release";
-/// Path at which the agent of a node, whose token is sent as `Authorization: Bearer TOKEN`, obtains a credential for the time
-/// in which it is away.
+/// Path at which the agent of a node, whose token is sent as `Authorization: Bearer TOKEN`, obtains a credential for
+/// the time in which it is away.
 pub const NODE_CREDENTIAL_PATH: &str = "/v1/node-credential";
 /// Path of the trust bundle (`GET`, with an entity tag for cheap polling).
 pub const TRUST_PATH: &str = "/v1/trust";
@@ -155,7 +156,8 @@ pub struct Asker {
     pub fingerprint: Fingerprint,
     /// When the tag was made, in seconds since 1970.
     pub time: UnixTime,
-    /// [`PrivateKey::possession_tag`] over [`Asker::message`] for the service's [`Reply::renewal_key`], in lower-case hex.
+    /// [`PrivateKey::possession_tag`] over [`Asker::message`] for the service's [`Reply::renewal_key`], in lower-case
+    /// hex.
     pub tag: String,
 }
 
@@ -219,8 +221,8 @@ pub struct Pod {
     pub uid: String,
     /// Primary address of the pod from the CNI result, for the address modes `derive` and `same`.
     pub address: IpAddr,
-    /// The pod's address of the other family, if it has one, for address mode `same`. Services of earlier releases refuse
-    /// a request that has it.
+    /// The pod's address of the other family, if it has one, for address mode `same`. Services of earlier releases
+    /// refuse a request that has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub other_address: Option<IpAddr>,
 }
@@ -283,8 +285,8 @@ pub struct Trust {
 pub struct NodeCredential {
     /// Name of the node.
     pub node: String,
-    /// The token of [`Proof::Node`] and [`Proof::Provisional`] for pods of that node. It is good for certificates only: neither
-    /// for a [`Release`] nor for another credential. A secret.
+    /// The token of [`Proof::Node`] and [`Proof::Provisional`] for pods of that node. It is good for certificates only:
+    /// neither for a [`Release`] nor for another credential. A secret.
     pub credential: String,
     /// When it ends, if the node does not end before.
     pub not_after: UnixTime,

@@ -375,8 +375,8 @@ pub enum DropReason {
     UnknownDestination,
     /// Capture: a Service without an endpoint to choose, or a destination that policy excludes.
     Refused,
-    /// Capture: the other end of the flow is gone, and nothing of the flow may go to anybody else; the pod got a reset or
-    /// an ICMP error.
+    /// Capture: the other end of the flow is gone, and nothing of the flow may go to anybody else; the pod got a reset
+    /// or an ICMP error.
     EndpointGone,
     /// Capture: a later fragment to a Service, whose first fragment was not seen.
     FragmentWithoutFirst,

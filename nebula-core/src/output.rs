@@ -22,10 +22,11 @@ pub enum Verdict {
     Transmit,
     /// The control plane has to act first; a punt is in the lane.
     Punt,
-    /// Not for the overlay: the caller sends the packet, cut if it is a super-packet, on the primary network. Only under
-    /// [`crate::Config::capture`].
+    /// Not for the overlay: the caller sends the packet, cut if it is a super-packet, on the primary network. Only
+    /// under [`crate::Config::capture`].
     Bypass,
-    /// From this node to itself under another address; a delivery is in the lane. Only under [`crate::Config::capture`].
+    /// From this node to itself under another address; a delivery is in the lane. Only under
+    /// [`crate::Config::capture`].
     Deliver,
     /// Dropped and counted.
     Drop(DropReason),
@@ -39,8 +40,8 @@ pub struct Transmit {
     /// Complete UDP payload.
     pub datagram: Vec<u8>,
     /// Whether it must not be fragmented, not even by this host: it tests which length the path carries (in IPv4, with
-    /// the DF bit set whatever the kernel knows about the path; Linux: `IP_PMTUDISC_PROBE`). To be dropped if it is longer
-    /// than the device allows, and if the caller cannot send it so.
+    /// the DF bit set whatever the kernel knows about the path; Linux: `IP_PMTUDISC_PROBE`). To be dropped if it is
+    /// longer than the device allows, and if the caller cannot send it so.
     pub must_be_whole: bool,
 }
 
@@ -155,8 +156,8 @@ pub enum Punt {
         /// Length of the datagram, or of several.
         bytes: usize,
     },
-    /// The first packet in a tunnel by a path of which it is not known how large a packet it carries, or one that opens a
-    /// TCP connection before that is known.
+    /// The first packet in a tunnel by a path of which it is not known how large a packet it carries, or one that opens
+    /// a TCP connection before that is known.
     PathUnexamined {
         /// Tunnel.
         tunnel: LocalIndex,

@@ -76,8 +76,8 @@ impl Node {
         Ok(node)
     }
 
-    /// Keeps this host enrolled, if the configuration names its enrolment (`pki.enrolment`). New files are read again by
-    /// whoever receives from the other end of `reloads`, and answers whether they are in use.
+    /// Keeps this host enrolled, if the configuration names its enrolment (`pki.enrolment`). New files are read again
+    /// by whoever receives from the other end of `reloads`, and answers whether they are in use.
     pub(crate) fn follow_enrolment(&self, reloads: mpsc::Sender<oneshot::Sender<bool>>) -> Result<(), Error> {
         let (Some(folder), Some(pki)) = (&self.settings.operation.enrolment, &self.settings.pki) else { return Ok(()) };
         let reload = move || {

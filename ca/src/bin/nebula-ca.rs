@@ -137,8 +137,8 @@ enum TlsVerb {
 
 /// Make a TLS certificate with more names, of the same key
 ///
-/// A running service uses it at once. Clients that have a copy of the former tls.crt, or the fingerprint of its key, need
-/// nothing new.
+/// A running service uses it at once. Clients that have a copy of the former tls.crt, or the fingerprint of its key,
+/// need nothing new.
 #[derive(Args)]
 struct AddName {
     #[command(flatten)]
@@ -172,8 +172,8 @@ struct Show {
 
 /// Write a copy of everything that the service needs into one file, while it runs or not
 ///
-/// Keys and certificates, TLS files, node token, policy and ledger; audit.log is not in it. Whoever has the file has the CA.
-/// A ledger in PostgreSQL is not in it: copy that with pg_dump.
+/// Keys and certificates, TLS files, node token, policy and ledger; audit.log is not in it. Whoever has the file has
+/// the CA. A ledger in PostgreSQL is not in it: copy that with pg_dump.
 #[derive(Args)]
 struct BackUp {
     #[command(flatten)]
@@ -209,8 +209,8 @@ struct Reload {
 
 /// Make a new CA: its key and certificate, TLS identity, node token and policy
 ///
-/// Nothing that exists is overwritten. ca.crt and ca.key are ordinary Nebula files. They are no backup: `nebula-ca backup`
-/// makes one, with the ledger that says who is revoked and who has which address.
+/// Nothing that exists is overwritten. ca.crt and ca.key are ordinary Nebula files. They are no backup: `nebula-ca
+/// backup` makes one, with the ledger that says who is revoked and who has which address.
 #[derive(Args)]
 struct Init {
     #[command(flatten)]
@@ -343,8 +343,9 @@ struct Listing {
 
 /// Block a certificate until it expires
 ///
-/// Pods and hosts that follow the service drop tunnels to it within seconds; the answer names those that do not, and when
-/// they hear of it. A pod that its node still vouches for gets a new certificate within seconds, unless it is kept out.
+/// Pods and hosts that follow the service drop tunnels to it within seconds; the answer names those that do not, and
+/// when they hear of it. A pod that its node still vouches for gets a new certificate within seconds, unless it is kept
+/// out.
 #[derive(Args)]
 struct Revoke {
     #[command(flatten)]
@@ -352,8 +353,8 @@ struct Revoke {
     /// Fingerprint, or the name of all certificates to block, or the UID or NAMESPACE/NAME of the pod that they are of
     #[arg(value_name = "FINGERPRINT|NAME|UID|POD")]
     which: String,
-    /// Also refuse every further certificate to the pods, by their UIDs, until `certificate readmit`; pods that replace them
-    /// are not affected
+    /// Also refuse every further certificate to the pods, by their UIDs, until `certificate readmit`; pods that replace
+    /// them are not affected
     #[arg(long)]
     keep_out: bool,
     /// Print JSON

@@ -40,7 +40,8 @@ pub struct HostPolicy {
     pub renewal_grace: i64,
     /// Where addresses come from for tokens that name none.
     pub pool: Vec<IpNet>,
-    /// Overlay networks that the pool is a part of, which give its addresses their length; empty: they have the pool's own.
+    /// Overlay networks that the pool is a part of, which give its addresses their length; empty: they have the pool's
+    /// own.
     pub overlay: Vec<IpNet>,
     /// Addresses and networks of the pool that no host gets.
     pub reserved: Vec<IpNet>,
@@ -174,8 +175,8 @@ impl Policy {
         if findings.is_empty() { Ok(()) } else { Err(PolicyError::Ca(findings)) }
     }
 
-    /// The networks that addresses of hosts are of, and whether these are all: what is said of pods and of the pool says
-    /// nothing about a family that they lack.
+    /// The networks that addresses of hosts are of, and whether these are all: what is said of pods and of the pool
+    /// says nothing about a family that they lack.
     pub(crate) fn host_networks(&self) -> (Vec<IpNet>, bool) {
         if !self.hosts.overlay.is_empty() {
             return (self.hosts.overlay.clone(), true);
@@ -281,9 +282,9 @@ impl PodPolicy {
     }
 
     /// The overlay networks of a pod in mode `derive`: the image of its first address in each overlay, or of its IPv4
-    /// address where there is an IPv4 overlay. In IPv6 overlays, too: there all 32 bits of an IPv4 address count, while the
-    /// low bits of IPv6 addresses repeat from node to node (Kubernetes gives each node a /64). Of several overlays, those in
-    /// which the address has no image are left out.
+    /// address where there is an IPv4 overlay. In IPv6 overlays, too: there all 32 bits of an IPv4 address count, while
+    /// the low bits of IPv6 addresses repeat from node to node (Kubernetes gives each node a /64). Of several overlays,
+    /// those in which the address has no image are left out.
     ///
     /// # Errors
     /// Returns an error if no address has an image, or one that is reserved.
@@ -303,8 +304,8 @@ impl PodPolicy {
         counts.into_iter().collect()
     }
 
-    /// The pod's address of the other family, if its certificate gets that or its image: in the modes `same` and `derive`,
-    /// with an overlay of that family; in mode `derive` an IPv4 address only.
+    /// The pod's address of the other family, if its certificate gets that or its image: in the modes `same` and
+    /// `derive`, with an overlay of that family; in mode `derive` an IPv4 address only.
     ///
     /// # Errors
     /// Returns an error if no pod network contains the address.

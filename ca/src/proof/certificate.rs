@@ -10,8 +10,8 @@ use crate::{
     refusal::Refusal,
 };
 
-/// The key for which holders of certificates compute their possession tags, and with which the service signs what only it
-/// has to believe.
+/// The key for which holders of certificates compute their possession tags, and with which the service signs what only
+/// it has to believe.
 pub(crate) struct RenewalKey(PrivateKey);
 
 /// What a caller presents as proof.
@@ -54,8 +54,8 @@ impl RenewalKey {
         self.0.public_pem()
     }
 
-    /// A tag over `message` that only this key makes and checks: that of its own possession. `message` must not look like
-    /// [`possession_message`].
+    /// A tag over `message` that only this key makes and checks: that of its own possession. `message` must not look
+    /// like [`possession_message`].
     pub(crate) fn sign_for_itself(&self, message: &[u8]) -> Option<[u8; TAG_LENGTH]> {
         self.0.possession_tag(&self.0.public_key(), message).ok()
     }

@@ -136,7 +136,8 @@ fn main() -> ExitCode {
             print(&format!("wrote whom the CA blocks to {}\n", path.display()));
             ExitCode::SUCCESS
         }
-        // A unit that fails does not tell the daemon of its new certificate. The next run fails, as it has nothing else to do.
+        // A unit that fails does not tell the daemon of its new certificate. The next run fails, as it has nothing else
+        // to do.
         Err(error) if matches!(done, Renewal::Certificate(_)) => {
             failed(&error);
             ExitCode::SUCCESS

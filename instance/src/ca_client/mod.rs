@@ -193,8 +193,8 @@ impl CaClient {
         is_stale(&self.held.token, &self.access.token_file) || is_stale(&self.held.roots, &self.access.tls_ca_file)
     }
 
-    /// Asks for the trust bundle as the holder of this certificate from now on, once the service has said how: it then knows
-    /// that this holder hears of changes.
+    /// Asks for the trust bundle as the holder of this certificate from now on, once the service has said how: it then
+    /// knows that this holder hears of changes.
     pub fn ask_as(&self, identity: Identity) {
         self.asker().identity = Some(identity);
     }

@@ -262,8 +262,8 @@ impl Files {
         serde_json::from_str(&text).ok()
     }
 
-    /// Writes whom the CA blocks into the folder of [`Files::with_blocklist_dir`], for a daemon that merges the files there.
-    /// Returns the file if it changed.
+    /// Writes whom the CA blocks into the folder of [`Files::with_blocklist_dir`], for a daemon that merges the files
+    /// there. Returns the file if it changed.
     ///
     /// # Errors
     /// Returns an error if the file cannot be written.

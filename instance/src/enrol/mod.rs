@@ -224,8 +224,8 @@ pub enum Renewal {
 }
 
 /// Renews the certificate if at most a third of its lifetime is left, or if `always`; otherwise only writes whom the CA
-/// trusts: hosts that learn of the next CA, or of a blocked certificate, with their own renewal would learn of it too late.
-/// Without `access`, uses the saved CA service.
+/// trusts: hosts that learn of the next CA, or of a blocked certificate, with their own renewal would learn of it too
+/// late. Without `access`, uses the saved CA service.
 ///
 /// # Errors
 /// Returns an error if there is no certificate, a file cannot be read or written, or the CA refuses; the present files
@@ -284,8 +284,8 @@ pub fn is_due(files: &Files, now: UnixTime) -> Result<bool, Error> {
     Ok(left <= life / 3)
 }
 
-/// Replaces key, certificate and trust. The proof of identity for the new key is the present certificate, or the token of
-/// a pod that enrolled with one.
+/// Replaces key, certificate and trust. The proof of identity for the new key is the present certificate, or the token
+/// of a pod that enrolled with one.
 ///
 /// # Errors
 /// Returns an error if there is no certificate, a file cannot be read or written, or the CA refuses; the present files
@@ -317,7 +317,8 @@ pub fn renew_by(client: &CaClient, files: &Files, within: Duration, now: UnixTim
     Ok(issued)
 }
 
-/// A renewal has the networks of the certificate before, which the user accepted: others would take more of this machine.
+/// A renewal has the networks of the certificate before, which the user accepted: others would take more of this
+/// machine.
 fn check_renewal(present: &Certificate, next: &Certificate) -> Result<(), Error> {
     if present.networks() != next.networks() {
         return Err(Error::OtherNetworks(format!("the addresses {}", list(next.networks()))));

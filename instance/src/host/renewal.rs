@@ -25,8 +25,8 @@ pub struct Renewal {
 
 impl Renewal {
     /// Starts the thread for the files in `folder`. `own` is the certificate in use; a mismatch with the files is
-    /// logged. `reload` reads the configuration again, with these files, and returns whether it is in use; it has logged why
-    /// not.
+    /// logged. `reload` reads the configuration again, with these files, and returns whether it is in use; it has
+    /// logged why not.
     ///
     /// # Errors
     /// Returns an error if no thread can be started. A child that cannot be started is only logged.

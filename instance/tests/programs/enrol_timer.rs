@@ -1,5 +1,5 @@
-//! `nebula-enrol -renew` as its timer runs it, on hosts whose daemon follows no CA: what the CA trusts and blocks arrives
-//! long before the certificate has to be renewed.
+//! `nebula-enrol -renew` as its timer runs it, on hosts whose daemon follows no CA: what the CA trusts and blocks
+//! arrives long before the certificate has to be renewed.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 

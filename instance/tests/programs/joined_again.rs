@@ -1,5 +1,5 @@
-//! What `nebula up` says and writes on a host that was a member before, on one whose usual port is taken, and for a user of
-//! `nebula-proxy`.
+//! What `nebula up` says and writes on a host that was a member before, on one whose usual port is taken, and for a
+//! user of `nebula-proxy`.
 
 use std::net::UdpSocket;
 use std::path::Path;

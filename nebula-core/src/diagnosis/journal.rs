@@ -47,8 +47,8 @@ impl Journal {
         self.nowhere.remove(&peer);
         let attempt = self.attempts.entry(now, peer, MAX_PEERS, || fresh(peer, now));
         (attempt.pending, attempt.last) = (true, now);
-        // Where something was refused before and now nothing answers, something else may be wrong. A refusal stays as long as
-        // nothing is sent to where it came from: this node itself calls nobody there again.
+        // Where something was refused before and now nothing answers, something else may be wrong. A refusal stays as
+        // long as nothing is sent to where it came from: this node itself calls nobody there again.
         attempt.refusal.take_if(|refusal| now > refusal.at + STALE_AFTER && endpoints.contains(&refusal.from));
         for endpoint in endpoints {
             if let Some(tried) = tried_at(now, attempt, *endpoint) {

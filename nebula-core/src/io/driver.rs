@@ -461,8 +461,8 @@ impl Handle {
     }
 
     /// Has the control thread run `work` with the node, and never waits: `work` sends its result wherever the caller
-    /// wants it, for example into a oneshot channel of an async runtime. Returns `false`, and drops `work`, if the driver
-    /// has ended or too much work waits already.
+    /// wants it, for example into a oneshot channel of an async runtime. Returns `false`, and drops `work`, if the
+    /// driver has ended or too much work waits already.
     pub fn post(&self, work: impl FnOnce(&mut Node, Instant) + Send + 'static) -> bool {
         self.shared.mailbox.try_command(Work::new(work))
     }

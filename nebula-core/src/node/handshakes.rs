@@ -365,16 +365,16 @@ impl Node {
         self.flush(now, peer, waiting);
     }
 
-    /// Whether the operator says that `peer` is there, or it answered there before: message 1 went to several places, and
-    /// whoever got it can write the address of any of them into message 2.
+    /// Whether the operator says that `peer` is there, or it answered there before: message 1 went to several places,
+    /// and whoever got it can write the address of any of them into message 2.
     fn is_known_to_be_at(&mut self, peer: IpAddr, from: Origin) -> bool {
         let Origin::Direct(at) = from else { return true };
         let fixed = self.config.static_hosts.get(&peer);
         fixed.is_some_and(|fixed| fixed.contains(&at)) || self.lighthouse.candidates(peer).was_at(at)
     }
 
-    /// Starts a handshake from the beginning, to wherever the peer is by now: what was sent so far went to another. Keeps
-    /// what waits for it.
+    /// Starts a handshake from the beginning, to wherever the peer is by now: what was sent so far went to another.
+    /// Keeps what waits for it.
     pub(super) fn restart_handshake(&mut self, now: Instant, peer: IpAddr) {
         let Some((_, waiting)) = self.take_pending(peer) else { return };
         self.lighthouse.forget(peer);

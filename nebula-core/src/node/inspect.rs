@@ -29,8 +29,8 @@ pub struct TunnelStatus {
     pub peer: Vec<IpAddr>,
     /// Peer's certificate name.
     pub name: String,
-    /// The name stands for this peer: it is not this node's own, and no other peer had it before. Who looks up names must
-    /// not take others.
+    /// The name stands for this peer: it is not this node's own, and no other peer had it before. Who looks up names
+    /// must not take others.
     pub holds_name: bool,
     /// Current endpoint.
     pub endpoint: Option<SocketAddr>,
@@ -128,8 +128,8 @@ pub struct Whereabouts {
 pub struct FlowTrace {
     /// Which way the packet goes.
     pub direction: Direction,
-    /// What capture does with a packet of this node. Everything below is about what then goes into the tunnel. `None` if
-    /// this node captures nothing, and for an inbound packet.
+    /// What capture does with a packet of this node. Everything below is about what then goes into the tunnel. `None`
+    /// if this node captures nothing, and for an inbound packet.
     pub capture: Option<Capture>,
     /// The flow as this node's programs see it, if capture translates an inbound packet.
     pub back: Option<FlowKey>,
@@ -350,8 +350,8 @@ impl Node {
         heard
     }
 
-    /// The overlay address of the host with this name in its certificate, also if it is gone or was refused. Of a refused one the
-    /// name is only what it claims.
+    /// The overlay address of the host with this name in its certificate, also if it is gone or was refused. Of a
+    /// refused one the name is only what it claims.
     #[must_use]
     pub fn named(&self, name: &str) -> Option<IpAddr> {
         let live = self.tunnels.iter().find(|live| live.tunnel.peer.name().eq_ignore_ascii_case(name));

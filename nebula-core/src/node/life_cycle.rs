@@ -111,8 +111,8 @@ impl Node {
         }
     }
 
-    /// Records that the peer showed another certificate, from another endpoint, than in a tunnel that it still has. If the names
-    /// differ, too, nobody has to wait for the turns that tell two hosts from a renewal.
+    /// Records that the peer showed another certificate, from another endpoint, than in a tunnel that it still has. If
+    /// the names differ, too, nobody has to wait for the turns that tell two hosts from a renewal.
     fn note_other_certificate(&mut self, now: Instant, tunnel: &Tunnel, at: SocketAddr) {
         let Some(&peer) = tunnel.peer_addresses.first() else { return };
         let Some(other) = self.tunnels.of_peer(peer).last().and_then(|index| self.tunnels.get(*index)) else { return };

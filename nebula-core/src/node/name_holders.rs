@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-/// The peers by the names in their certificates, in order of arrival. A name stands for the first of them, and still for
-/// [`HELD_FOR`] after its last tunnel ended: who waits for a host to restart does not get its name.
+/// The peers by the names in their certificates, in order of arrival. A name stands for the first of them, and still
+/// for [`HELD_FOR`] after its last tunnel ended: who waits for a host to restart does not get its name.
 #[derive(Debug, Default)]
 pub(super) struct NameHolders {
     by_name: BTreeMap<String, Vec<Holder>>,

@@ -146,7 +146,8 @@ impl SimNet {
         let [high, low] = number_of(id);
         let default_network = IpNet::new(Ipv4Addr::new(10, 42, high, low).into(), 16).expect("16 is a prefix length");
         let default_underlay = match spec.nat {
-            // The first hosts are in a network for documentation (RFC 5737), all others in one for benchmarks (RFC 2544).
+            // The first hosts are in a network for documentation (RFC 5737), all others in one for benchmarks (RFC
+            // 2544).
             None if high == 0 => SocketAddr::from(([198, 51, 100, low], PORT)),
             None => SocketAddr::from(([198, 18, high, low], PORT)),
             Some(nat) => private_endpoint(nat, id),
@@ -228,7 +229,8 @@ impl SimNet {
         self.hosts[host].identity().primary().fingerprint()
     }
 
-    /// How many datagrams all hosts together may send in a second before that is taken for a loop, which panics. Default: 20,000.
+    /// How many datagrams all hosts together may send in a second before that is taken for a loop, which panics.
+    /// Default: 20,000.
     pub fn allow_datagrams(&mut self, per_second: u64) {
         self.max_per_second = per_second;
     }

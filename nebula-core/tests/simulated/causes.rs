@@ -1,4 +1,5 @@
-//! What each fault leaves behind on each side, as evidence for its cause: what was refused, what answers, what repeats its calls.
+//! What each fault leaves behind on each side, as evidence for its cause: what was refused, what answers, what repeats
+//! its calls.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -38,7 +39,8 @@ fn evidence(net: &mut SimNet, at: HostId, of: HostId) -> BTreeSet<String> {
     found
 }
 
-/// Puts a host `left` and a host `right` with a fault between them, lets them call, and compares what they know afterwards.
+/// Puts a host `left` and a host `right` with a fault between them, lets them call, and compares what they know
+/// afterwards.
 #[track_caller]
 fn assert_evidence(
     calls: Calls,

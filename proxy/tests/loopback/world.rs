@@ -61,7 +61,8 @@ impl World {
         self.folder.path()
     }
 
-    /// Makes a host one that enrolled, beside whose proxy this script is `nebula-enrol`. Returns the folder of its files.
+    /// Makes a host one that enrolled, beside whose proxy this script is `nebula-enrol`. Returns the folder of its
+    /// files.
     pub(crate) fn enrol(&self, number: usize, script: &str) -> PathBuf {
         let folder = self.path().join(format!("enrolled-{number}"));
         std::fs::create_dir(&folder).unwrap();

@@ -180,7 +180,8 @@ impl Place {
 }
 
 impl Place {
-    /// The folder of the user, by default the one that the unit of `nebula-proxy` reads; `variable` looks up the environment.
+    /// The folder of the user, by default the one that the unit of `nebula-proxy` reads; `variable` looks up the
+    /// environment.
     fn of_proxy(
         folder: Option<&str>,
         name: Option<&str>,
@@ -284,8 +285,8 @@ impl Wish {
     }
 }
 
-/// The configuration for a new host, which listens on `port` unless it is a lighthouse. Trust bundle and lighthouses are read
-/// from the folder of its certificate.
+/// The configuration for a new host, which listens on `port` unless it is a lighthouse. Trust bundle and lighthouses
+/// are read from the folder of its certificate.
 fn configuration(place: &Place, files: &Files, enrolled: &Enrolled, port: u16) -> String {
     let own: Vec<IpAddr> =
         enrolled.networks.iter().filter_map(|network| network.parse::<IpNet>().ok()).map(|net| net.addr()).collect();

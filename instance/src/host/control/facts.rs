@@ -85,8 +85,8 @@ impl Sources<'_> {
         self.document(&diagnosis, clocks, vec![told])
     }
 
-    /// Probes the endpoints of a peer: by the node's own port, which shows whether UDP passes where handshakes have to, and by
-    /// another one, to which the kernel reports what the way refuses.
+    /// Probes the endpoints of a peer: by the node's own port, which shows whether UDP passes where handshakes have to,
+    /// and by another one, to which the kernel reports what the way refuses.
     fn probe(&self, peer: IpAddr, endpoints: &[SocketAddr]) -> Vec<(SocketAddr, Found)> {
         self.handle.probe(peer);
         let probes = probe(self.underlay(), endpoints);

@@ -262,7 +262,8 @@ impl ControlService {
         told["full_flow_table"] = unmet.full_flow_table(now);
     }
 
-    /// Finds a peer by address, or by name if it has or had a tunnel, or was refused. Returns its address and its tunnels.
+    /// Finds a peer by address, or by name if it has or had a tunnel, or was refused. Returns its address and its
+    /// tunnels.
     fn find(&self, peer: &str) -> Result<(IpAddr, Vec<TunnelStatus>), Refusal> {
         let mut tunnels = self.handle.tunnels();
         if let Ok(address) = peer.parse::<IpAddr>() {

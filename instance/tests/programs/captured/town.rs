@@ -234,8 +234,8 @@ impl Town {
         &self.cluster.world
     }
 
-    /// Routes the pods of the other node to that node, in both families, and everything else to the control host: a node
-    /// without a default route answers no ARP for the gateway of [`Primary::Links`].
+    /// Routes the pods of the other node to that node, in both families, and everything else to the control host: a
+    /// node without a default route answers no ARP for the gateway of [`Primary::Links`].
     fn connect(&self, [own, other]: [u16; 2]) {
         let host = format!("n{own}");
         let gateways = [self.world().underlay(&format!("n{other}")), format!("2001:db8::{other}")];

@@ -5,8 +5,8 @@ use serde_json::Value;
 use super::refusals::{recent_callers, refused, refused_call, unnamed_callers};
 use super::{Finding, Severity, list, text, texts};
 
-/// What is wrong with one peer of `facts`. If this host `is_barred`, every peer refuses it, and no further cause of a silence is
-/// looked for.
+/// What is wrong with one peer of `facts`. If this host `is_barred`, every peer refuses it, and no further cause of a
+/// silence is looked for.
 pub(super) fn findings(facts: &Value, peer: &Value, is_barred: bool) -> Vec<Finding> {
     let about = text(&peer["peer"]);
     if peer["own_address"] == true {
@@ -40,8 +40,8 @@ pub(super) fn findings(facts: &Value, peer: &Value, is_barred: bool) -> Vec<Find
     found
 }
 
-/// The cause of the silence. The strongest evidence comes first; what is weaker mostly follows from the same cause, and is not
-/// said as another one.
+/// The cause of the silence. The strongest evidence comes first; what is weaker mostly follows from the same cause, and
+/// is not said as another one.
 fn cause(facts: &Value, peer: &Value) -> Vec<Finding> {
     let looks: [fn(&Value, &Value) -> Vec<Finding>; 8] = [
         refused_answer,

@@ -12,7 +12,8 @@ pub(super) fn findings(facts: &Value, peer: Option<&Value>) -> Vec<Finding> {
     list(&facts["drops"]).iter().filter(recent).filter(of_peer).map(finding).collect()
 }
 
-/// What arrives here, a peer can send as it likes, and a rule is there to refuse it: only what this host itself sends is an error.
+/// What arrives here, a peer can send as it likes, and a rule is there to refuse it: only what this host itself sends
+/// is an error.
 fn finding(drop: &Value) -> Finding {
     let found = of_reason(drop);
     let severity = if drop["direction"] == "inbound" { Severity::Warning } else { found.severity };
