@@ -47,7 +47,8 @@ impl Housekeeping {
         loop {
             if now() >= expiry_due {
                 let validity = self.metrics.validity();
-                report_expiry(validity, unix_now());
+                let remedy = remedy(self.reloader().settings().operation.enrolment.is_some());
+                report_expiry(validity, unix_now(), remedy);
                 expiry_due = now() + next_look(validity, unix_now());
             }
             let watch = self.reloader().settings().operation.watch;
@@ -123,8 +124,17 @@ const EXPIRY_CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 // By then all threads run and the first handshakes are done, so most memory used by the start can be freed.
 const RELEASE_MEMORY_AFTER: Duration = Duration::from_millis(250);
 
+/// What to do about a certificate that ends, on a host of which the CA renews the certificate, or another one.
+fn remedy(is_enrolled: bool) -> &'static str {
+    if is_enrolled {
+        "its renewal fails, `nebula ctl doctor` says why"
+    } else {
+        "renew it, replace pki.cert and send SIGHUP"
+    }
+}
+
 /// Logs a warning if a certificate of this validity expires soon.
-fn report_expiry((not_before, not_after): (UnixTime, UnixTime), now: UnixTime) {
+fn report_expiry((not_before, not_after): (UnixTime, UnixTime), now: UnixTime, remedy: &str) {
     let left = not_after - now;
     match look(not_before, not_after, now) {
         Look::Fine => {}
@@ -132,14 +142,10 @@ fn report_expiry((not_before, not_after): (UnixTime, UnixTime), now: UnixTime) {
             secondsUntilValid = not_before - now,
             "The certificate of this host is not valid yet, peers refuse it: is the clock of this host right?"
         ),
-        Look::Soon => tracing::warn!(
-            secondsLeft = left,
-            "The certificate of this host expires soon: renew it, replace pki.cert and send SIGHUP"
-        ),
-        Look::Expired => tracing::error!(
-            secondsLeft = left,
-            "The certificate of this host has expired, peers refuse it: renew it, replace pki.cert and send SIGHUP"
-        ),
+        Look::Soon => tracing::warn!(secondsLeft = left, "The certificate of this host expires soon: {remedy}"),
+        Look::Expired => {
+            tracing::error!(secondsLeft = left, "The certificate of this host has expired, peers refuse it: {remedy}")
+        }
     }
 }
 
@@ -196,6 +202,12 @@ mod tests {
         }
         assert_eq!(look(0, 100 * DAY, 75 * DAY + 1), Look::Soon);
         assert_eq!(look(0, DAY, -1), Look::Early);
+    }
+
+    #[test]
+    fn whoever_enrolled_is_not_told_to_replace_files_by_hand() {
+        assert!(remedy(true).contains("doctor") && !remedy(true).contains("pki.cert"));
+        assert!(remedy(false).contains("pki.cert"));
     }
 
     #[test]
