@@ -218,7 +218,7 @@ pub(super) const KEYS: &[Key] = &[
     ),
     key("tun.disabled", Boolean, "false", OnStart, "no device; no privilege is needed then"),
     key("tun.dev", Text, "the kernel's choice", OnStart, "name of the device, at most 15 bytes"),
-    key("tun.mtu", Number(0, U32), "1300", OnReload, "largest packet of the overlay"),
+    key("tun.mtu", Number(68, 65_535), "1300", OnReload, "largest packet of the overlay"),
     key(
         "tun.path_mtu_discovery",
         Boolean,
