@@ -472,15 +472,15 @@ mod tests {
 
     #[test]
     fn a_user_of_the_proxy_has_the_files_at_home_and_a_unit_of_his_own() {
-        let home = |name: &str| (name == "HOME").then(|| "/home/u".into());
+        let home = |name: &str| (name == "HOME").then(|| "/users/u".into());
         let place = Place::of_proxy(None, None, home).unwrap();
         assert_eq!(
             (place.config.as_path(), place.files.as_path()),
-            ("/home/u/.config/nebula/config.yml".as_ref(), "/home/u/.config/nebula".as_ref())
+            ("/users/u/.config/nebula/config.yml".as_ref(), "/users/u/.config/nebula".as_ref())
         );
         assert_eq!(place.unit.as_deref(), Some("nebula-proxy.service"));
         assert_eq!(place.systemctl(&["enable", "x"]), ["--user", "enable", "x"]);
-        assert!(place.by_hand().starts_with("nebula-proxy -config /home/u/.config/nebula/config.yml -socks"));
+        assert!(place.by_hand().starts_with("nebula-proxy -config /users/u/.config/nebula/config.yml -socks"));
         let place = Place::of_proxy(None, None, |name| (name == "XDG_CONFIG_HOME").then(|| "/c".into())).unwrap();
         assert_eq!(place.files, Path::new("/c/nebula"));
         for (folder, name) in [(Some("/tmp/x"), None), (None, Some("office"))] {
