@@ -1,5 +1,6 @@
-//! What each fault leaves behind on each side, as evidence for its cause: what was refused, what answers, what repeats
-//! its calls.
+//! What each fault leaves behind on each side, as evidence for its cause.
+//!
+//! What was refused, what answers, what repeats its calls.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
