@@ -10,10 +10,7 @@ use ipnet::IpNet;
 use nebula_cert::{UnixTime, issuance::MAX_WAIT_SECONDS};
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    address::Subject,
-    store::{IssuedRecord, Store, StoreError},
-};
+use crate::{address::Subject, issuer::Issuer, refusal::Refusal, store::IssuedRecord};
 
 /// All who said who they are when they asked.
 pub(crate) struct Audience {
@@ -97,12 +94,9 @@ impl Audience {
     }
 
     /// The holders of valid certificates that do not follow the trust at `now`.
-    pub(crate) fn unaware(&self, store: &dyn Store, now: UnixTime) -> Result<Unaware, StoreError> {
+    pub(crate) fn unaware(&self, issuer: &Issuer, now: UnixTime) -> Result<Unaware, Refusal> {
         let mut newest: HashMap<String, Certified> = HashMap::new();
-        store.each_issued(&mut |_, issued| {
-            if issued.revoked.is_some() || issued.not_after < now {
-                return;
-            }
+        issuer.each_valid(now, |_, issued| {
             let certified = Certified::of(issued);
             let id = certified.subject.identity();
             if newest.get(&id).is_none_or(|known| known.issued <= certified.issued) {
@@ -115,7 +109,7 @@ impl Audience {
         holders.sort_by(|a, b| (b.hears_by, &a.name).cmp(&(a.hears_by, &b.name)));
         let more = holders.len().saturating_sub(MOST_LISTED);
         holders.truncate(MOST_LISTED);
-        Ok(Unaware { holders, more, of, since: self.since, is_partial: store.is_shared() })
+        Ok(Unaware { holders, more, of, since: self.since, is_partial: issuer.store.is_shared() })
     }
 
     fn heard(&self) -> MutexGuard<'_, HashMap<String, Heard>> {

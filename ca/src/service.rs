@@ -413,7 +413,7 @@ impl Service {
             self.refresh_trust();
             self.follow_members();
             // The certificates are blocked, whether or not this can be told.
-            *unaware = self.audience.unaware(store, time::now()).ok();
+            *unaware = self.audience.unaware(&self.issuer, time::now()).ok();
         }
         answer
     }

@@ -2,6 +2,7 @@ mod grace;
 mod in_cluster;
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 
 use nebula_cert::{CaPool, Certificate, Curve, PassphraseCost, PrivateKey, SigningKey, Template, Version, rfc3339};
 use tempfile::TempDir;
@@ -11,7 +12,7 @@ use crate::{
     audit::AuditLog,
     control::{Command, CommandOutcome, NewToken, Operator},
     directory::{CA_CERTIFICATE, CA_KEY, Directory},
-    store::{Beginning, RedbStore},
+    store::{Beginning, RedbStore, StoreError},
 };
 
 const NOW: UnixTime = 1_800_000_000;

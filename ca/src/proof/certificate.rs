@@ -67,9 +67,13 @@ impl RenewalKey {
 
     /// Whether `asker` holds the key of this certificate.
     pub(crate) fn is_asked_by(&self, asker: &Asker, certificate: &Certificate, now: UnixTime) -> bool {
-        let is_now = asker.time.abs_diff(now) <= CLOCK_TOLERANCE.unsigned_abs();
-        let tag = hex::decode(&asker.tag).filter(|tag| tag.len() == TAG_LENGTH);
-        is_now && tag.is_some_and(|tag| self.0.verifies_possession(certificate.public_key(), &asker.message(), &tag))
+        is_about(asker.time, now) && self.is_tag_of(certificate, &asker.message(), &asker.tag)
+    }
+
+    /// Whether the holder of this certificate made the tag, in hex, over `message`. A key of the other curve never did.
+    fn is_tag_of(&self, certificate: &Certificate, message: &[u8], tag: &str) -> bool {
+        let tag = hex::decode(tag).filter(|tag| tag.len() == TAG_LENGTH);
+        tag.is_some_and(|tag| self.0.verifies_possession(certificate.public_key(), message, &tag))
     }
 
     /// Returns the certificate if it is valid under `trusted`, or was until at most `grace` seconds ago, and the caller
@@ -83,16 +87,14 @@ impl RenewalKey {
     ) -> Result<Certificate, Refusal> {
         let certificate =
             Certificate::from_pem(presented.certificate.as_bytes()).map_err(Refusal::MalformedCertificate)?;
-        if presented.time.abs_diff(now) > CLOCK_TOLERANCE.unsigned_abs() {
+        if !is_about(presented.time, now) {
             return Err(Refusal::ClockDiffers {
                 theirs: nebula_cert::rfc3339(presented.time),
                 ours: nebula_cert::rfc3339(now),
             });
         }
         let message = possession_message(&certificate, presented.public_key, presented.time);
-        let tag = hex::decode(presented.tag).filter(|tag| tag.len() == TAG_LENGTH).ok_or(Refusal::NotTheHolder)?;
-        // A key of the other curve never verifies.
-        if !self.0.verifies_possession(certificate.public_key(), &message, &tag) {
+        if !self.is_tag_of(&certificate, &message, presented.tag) {
             return Err(Refusal::NotTheHolder);
         }
         let is_in_grace = certificate.not_after() < now && now.saturating_sub(certificate.not_after()) <= grace;
@@ -100,4 +102,9 @@ impl RenewalKey {
         trusted.verify(certificate.clone(), at).map_err(Refusal::CertificateNotValid)?;
         Ok(certificate)
     }
+}
+
+/// Whether a caller's clock agrees with this one.
+fn is_about(theirs: UnixTime, now: UnixTime) -> bool {
+    theirs.abs_diff(now) <= CLOCK_TOLERANCE.unsigned_abs()
 }

@@ -176,7 +176,7 @@ fn due(files: &Files, now: UnixTime) -> ExitCode {
             Err(error) => failed(&error),
         },
         Err(error) => {
-            eprintln!("nebula-enrol: {}", visible(&error.to_string()));
+            failed(&error);
             // systemd treats exit code 255 as a failure of the unit.
             ExitCode::from(255)
         }

@@ -255,7 +255,7 @@ fn ask_whom_to_trust(client: &CaClient, files: &Files) -> Result<Option<(Trust, 
     let own = identity.networks().to_vec();
     let Some(news) = client.trust(None, Duration::ZERO, REQUEST_TIMEOUT)?.news else { return Ok(None) };
     if news.renewal_key.is_some() {
-        // The answer said how to say who asks, and the service shall know how often this host does. It may do without.
+        // The CA learns how often this host asks, for the answer of `revoke`. If this fails, nothing else does.
         client.ask_as(identity);
         let _ = client.trust(Some(&news.etag), Duration::ZERO, REQUEST_TIMEOUT);
     }

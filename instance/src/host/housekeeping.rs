@@ -127,7 +127,7 @@ const RELEASE_MEMORY_AFTER: Duration = Duration::from_millis(250);
 /// What to do about a certificate that ends, on a host of which the CA renews the certificate, or another one.
 fn remedy(is_enrolled: bool) -> &'static str {
     if is_enrolled {
-        "its renewal fails, `nebula ctl doctor` says why"
+        "the CA renews it; if that fails, `nebula ctl doctor` says why"
     } else {
         "renew it, replace pki.cert and send SIGHUP"
     }

@@ -78,8 +78,8 @@ pub struct Tried {
     pub heard: Option<Instant>,
 }
 
-/// A caller that repeats its first message although this node answers it: the answers do not reach it, or it cannot use
-/// them.
+/// A caller that repeats its first message although this node answers it: the answers do not reach it, or it cannot
+/// use them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unheard {
     /// Overlay address in its certificate. Nothing proves yet that it is that host.

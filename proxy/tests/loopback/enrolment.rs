@@ -8,7 +8,8 @@ use nebula_cert::Certificate;
 use crate::world::{World, connect, echo_tcp, exchange, socks_request};
 use crate::{FAR, PATIENCE};
 
-/// Says what a follower says, and writes what the CA blocks once it is told to. It ends with the proxy.
+/// A script in place of `nebula-enrol -follow`: prints its events, and writes the blocklist once the test asks for it.
+/// It ends with the proxy.
 const FOLLOWER: &str = r#"
 test "$1 $2" = "-follow -out-dir" || exit 9
 echo '{"event":"following","url":"https://ca.example"}'

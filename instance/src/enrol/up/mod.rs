@@ -177,9 +177,7 @@ impl Place {
             }
         })
     }
-}
 
-impl Place {
     /// The folder of the user, by default the one that the unit of `nebula-proxy` reads; `variable` looks up the
     /// environment.
     fn of_proxy(
@@ -243,7 +241,7 @@ impl Wish {
         let is_new = write_new(config, &text).map_err(|error| format!("cannot write {}: {error}", config.display()))?;
         if is_new {
             let _ = writeln!(said, "wrote {} and the files in {}", config.display(), self.place.files.display());
-            if text.contains("\n  port: 0\n") {
+            if port == 0 && announced_endpoints(&files, &enrolled).is_none() {
                 let _ = writeln!(
                     said,
                     "UDP port {USUAL_PORT} is in use on this host, so it takes a free one at each start (listen.port)"
@@ -288,11 +286,8 @@ impl Wish {
 /// The configuration for a new host, which listens on `port` unless it is a lighthouse. Trust bundle and lighthouses
 /// are read from the folder of its certificate.
 fn configuration(place: &Place, files: &Files, enrolled: &Enrolled, port: u16) -> String {
-    let own: Vec<IpAddr> =
-        enrolled.networks.iter().filter_map(|network| network.parse::<IpNet>().ok()).map(|net| net.addr()).collect();
-    let lighthouses = files.lighthouses();
-    let endpoints = lighthouses.iter().find(|(address, _)| own.contains(address)).map(|(_, endpoints)| endpoints);
-    let announced = endpoints.and_then(|endpoints| endpoints.first()?.rsplit_once(':')?.1.parse::<u16>().ok());
+    let endpoints = announced_endpoints(files, enrolled);
+    let announced = endpoints.as_ref().and_then(|all| all.first()?.rsplit_once(':')?.1.parse::<u16>().ok());
     let lighthouse = if endpoints.is_some() { "lighthouse:\n  am_lighthouse: true\n" } else { "" };
     format!(
         "# Written by `nebula up`. Certificate, CA and lighthouses are in the folder of this file, and are renewed there.
@@ -316,6 +311,13 @@ firewall:
         announced.unwrap_or(port),
         place.device,
     )
+}
+
+/// Where the CA says that this host is, if it is a lighthouse.
+fn announced_endpoints(files: &Files, enrolled: &Enrolled) -> Option<Vec<String>> {
+    let own: Vec<IpAddr> =
+        enrolled.networks.iter().filter_map(|network| network.parse::<IpNet>().ok()).map(|net| net.addr()).collect();
+    files.lighthouses().into_iter().find(|(address, _)| own.contains(address)).map(|(_, endpoints)| endpoints)
 }
 
 /// Whether a daemon could listen on this UDP port.

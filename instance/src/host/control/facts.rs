@@ -210,7 +210,8 @@ impl Sources<'_> {
     fn peer(&self, peer: IpAddr, diagnosis: &Diagnosis, clocks: Clocks, probes: &[(SocketAddr, Found)]) -> Value {
         let settings = self.settings;
         let networks: Vec<IpNet> = settings.pki.iter().flat_map(|pki| pki.identity.networks()).copied().collect();
-        let tunnels: Vec<_> = self.handle.tunnels().into_iter().filter(|it| it.peer.contains(&peer)).collect();
+        let tunnels = self.handle.tunnels();
+        let (tunnels, others): (Vec<_>, Vec<_>) = tunnels.into_iter().partition(|it| it.peer.contains(&peer));
         let known = self.handle.whereabouts(peer);
         let gateways = settings.tun.routes.subnets.iter().filter(|subnet| subnet.route.network.contains(&peer));
         let gateways: Vec<_> = gateways.flat_map(|subnet| &subnet.route.gateways).map(|it| it.address).collect();
@@ -227,7 +228,7 @@ impl Sources<'_> {
         let hops = self.handle.relays().into_iter().filter(|hop| !hop.forwarding && hop.far == peer);
         let unheard = diagnosis.unheard.iter().find(|caller| caller.peer == peer);
         let relays = known.relays.iter().map(|relay| {
-            let is_there = self.handle.tunnels().iter().any(|tunnel| tunnel.peer.contains(relay));
+            let is_there = others.iter().any(|tunnel| tunnel.peer.contains(relay));
             json!({"relay": relay.to_string(), "connected": is_there})
         });
         let told_tunnels = tunnels.iter().map(|tunnel| {

@@ -2,13 +2,11 @@
 
 use serde_json::Value;
 
-use super::peers::RECENT_SECONDS;
-use super::{Finding, list, text, texts};
+use super::{Finding, is_recent, list, text, texts};
 
 pub(super) fn doubles(facts: &Value, peer: Option<&Value>) -> Vec<Finding> {
     let of_peer = |double: &&Value| peer.is_none_or(|peer| peer["peer"] == double["peer"]);
-    let recent = |double: &&Value| double["seconds_ago"].as_u64().is_some_and(|ago| ago < RECENT_SECONDS);
-    list(&facts["doubles"]).iter().filter(recent).filter(of_peer).map(double).collect()
+    list(&facts["doubles"]).iter().filter(|double| is_recent(double)).filter(of_peer).map(double).collect()
 }
 
 fn double(double: &Value) -> Finding {

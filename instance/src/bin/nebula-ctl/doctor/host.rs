@@ -6,11 +6,6 @@ use super::{Finding, list, span, text, texts};
 
 const HERE: &str = "this host";
 
-/// Whether every peer refuses this host, whatever else is wrong.
-pub(super) fn is_barred(findings: &[Finding]) -> bool {
-    findings.iter().any(bars)
-}
-
 /// Whether this alone makes every peer refuse this host.
 pub(super) fn bars(finding: &Finding) -> bool {
     let codes =

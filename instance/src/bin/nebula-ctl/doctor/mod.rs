@@ -66,7 +66,7 @@ impl Finding {
 /// All problems of a host, from the daemon's answer to `doctor`; errors first.
 pub(crate) fn examine(facts: &Value) -> Vec<Finding> {
     let mut findings = host::findings(facts);
-    let is_barred = host::is_barred(&findings);
+    let is_barred = findings.iter().any(host::bars);
     findings.extend(host::unmet(facts));
     findings.extend(host::configuration(facts));
     for peer in list(&facts["peers"]) {
@@ -82,12 +82,11 @@ pub(crate) fn examine(facts: &Value) -> Vec<Finding> {
     sorted(findings)
 }
 
-/// What keeps one peer from being reached, from the daemon's answer to `why`: the cause, and then what follows from it.
+/// What keeps one peer from being reached, from the daemon's answer to `why`: the cause, and then what follows from
+/// it.
 pub(crate) fn explain(facts: &Value) -> Vec<Finding> {
-    let of_host = host::findings(facts);
-    let is_barred = host::is_barred(&of_host);
-    let (barring, of_host): (Vec<_>, Vec<_>) = of_host.into_iter().partition(host::bars);
-    let mut findings = barring;
+    let (mut findings, of_host): (Vec<_>, Vec<_>) = host::findings(facts).into_iter().partition(host::bars);
+    let is_barred = !findings.is_empty();
     for peer in list(&facts["peers"]) {
         findings.extend(peers::findings(facts, peer, is_barred));
         // Of another peer, and of names and relays, nobody asked.
@@ -147,6 +146,13 @@ pub(crate) fn state(facts: &Value) -> String {
         None => format!("there is no tunnel with {address}\n"),
     }
 }
+
+/// Whether it happened in the last minutes: what is older may have been solved.
+fn is_recent(fact: &Value) -> bool {
+    fact["seconds_ago"].as_u64().is_some_and(|ago| ago < RECENT_SECONDS)
+}
+
+const RECENT_SECONDS: u64 = 600;
 
 fn sorted(mut findings: Vec<Finding>) -> Vec<Finding> {
     findings.sort_by_key(|finding| finding.severity);

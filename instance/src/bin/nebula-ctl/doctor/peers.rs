@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::refusals::{recent_callers, refused, refused_call, unnamed_callers};
-use super::{Finding, Severity, list, text, texts};
+use super::{Finding, Severity, is_recent, list, text, texts};
 
 /// What is wrong with one peer of `facts`. If this host `is_barred`, every peer refuses it, and no further cause of a
 /// silence is looked for.
@@ -40,8 +40,8 @@ pub(super) fn findings(facts: &Value, peer: &Value, is_barred: bool) -> Vec<Find
     found
 }
 
-/// The cause of the silence. The strongest evidence comes first; what is weaker mostly follows from the same cause, and
-/// is not said as another one.
+/// The cause of the silence. The strongest evidence comes first; what is weaker mostly follows from the same cause,
+/// and is not said as another one.
 fn cause(facts: &Value, peer: &Value) -> Vec<Finding> {
     let looks: [fn(&Value, &Value) -> Vec<Finding>; 8] = [
         refused_answer,
@@ -147,16 +147,18 @@ fn endpoints_found<'a>(peer: &'a Value, found: &'static str) -> impl Iterator<It
 /// Nothing can be sent to any endpoint of the peer, or nothing listens there.
 fn no_usable_endpoint(_: &Value, peer: &Value) -> Vec<Finding> {
     let unusable = unusable_endpoints(peer);
-    if unusable.len() == list(&peer["endpoints"]).len() { unusable } else { Vec::new() }
+    let are_all = unusable.len() == list(&peer["endpoints"]).len();
+    if are_all { unusable.into_iter().map(|(_, finding)| finding).collect() } else { Vec::new() }
 }
 
 /// The endpoints that certainly lead nowhere, and why.
-fn unusable_endpoints(peer: &Value) -> Vec<Finding> {
+fn unusable_endpoints(peer: &Value) -> Vec<(&Value, Finding)> {
     let about = text(&peer["peer"]);
     let unusable = list(&peer["endpoints"]).iter().filter_map(|endpoint| {
         let tried = list(&peer["attempt"]["tried"]).iter().find(|tried| tried["endpoint"] == endpoint["endpoint"]);
         let errno = tried.and_then(|tried| tried["errno"].as_str());
-        underlay(&about, endpoint).or_else(|| Some(send_error(&about, &text(&endpoint["endpoint"]), errno?)))
+        let why = underlay(&about, endpoint).or_else(|| Some(send_error(&about, &text(&endpoint["endpoint"]), errno?)));
+        Some((&endpoint["endpoint"], why?))
     });
     unusable.collect()
 }
@@ -282,11 +284,11 @@ fn unexplained(peer: &Value) -> Finding {
     let endpoints = list(&peer["endpoints"]);
     if !endpoints.is_empty() {
         let unusable = unusable_endpoints(peer);
-        let is_usable = |at: &String| !unusable.iter().any(|finding| finding.cause.contains(at));
-        let at: Vec<_> = endpoints.iter().map(|endpoint| text(&endpoint["endpoint"])).filter(is_usable).collect();
+        let is_usable = |at: &&Value| !unusable.iter().any(|(known, _)| known == at);
+        let at: Vec<_> = endpoints.iter().map(|endpoint| &endpoint["endpoint"]).filter(is_usable).map(text).collect();
         let sent: u64 = list(&peer["attempt"]["tried"]).iter().filter_map(|tried| tried["sent"].as_u64()).sum();
         let sent = if sent > 0 { format!(" ({sent} messages sent)") } else { String::new() };
-        let others: String = unusable.iter().map(|finding| format!("; {}", finding.cause)).collect();
+        let others: String = unusable.iter().map(|(_, finding)| format!("; {}", finding.cause)).collect();
         let nat =
             if list(&known["relays"]).is_empty() { "a NAT lets nobody in and no relay is configured, " } else { "" };
         return Finding::error(
@@ -359,7 +361,7 @@ pub(super) fn unsafe_routes(facts: &Value) -> Vec<Finding> {
 
 pub(super) fn relays_refused(facts: &Value) -> Vec<Finding> {
     let refused = list(&facts["relays_refused"]).iter();
-    let refused = refused.filter(|it| it["seconds_ago"].as_u64().is_some_and(|ago| ago < RECENT_SECONDS));
+    let refused = refused.filter(|it| is_recent(it));
     refused
         .map(|refused| {
             let (from, to) = (text(&refused["from"]), text(&refused["to"]));
@@ -378,6 +380,3 @@ pub(super) fn relays_refused(facts: &Value) -> Vec<Finding> {
         })
         .collect()
 }
-
-// An older problem may have been solved.
-pub(super) const RECENT_SECONDS: u64 = 600;

@@ -2,8 +2,7 @@
 
 use serde_json::Value;
 
-use super::peers::RECENT_SECONDS;
-use super::{Finding, Severity, list, span, text, texts};
+use super::{Finding, Severity, is_recent, list, span, text, texts};
 
 /// An answer or a first message that this host refused.
 pub(super) fn refused(about: &str, refusal: &Value) -> Finding {
@@ -84,8 +83,7 @@ pub(super) fn unnamed_callers(facts: &Value, peer: &Value) -> Vec<Finding> {
 }
 
 pub(super) fn recent_callers(facts: &Value) -> impl Iterator<Item = &Value> {
-    let recent = |caller: &&Value| caller["seconds_ago"].as_u64().is_some_and(|ago| ago < RECENT_SECONDS);
-    list(&facts["callers"]).iter().filter(recent)
+    list(&facts["callers"]).iter().filter(|caller| is_recent(caller))
 }
 
 pub(super) fn refused_call(caller: &Value, severity: Severity) -> Finding {

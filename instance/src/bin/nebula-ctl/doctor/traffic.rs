@@ -2,14 +2,13 @@
 
 use serde_json::Value;
 
-use super::{Finding, Severity, list, text, texts};
+use super::{Finding, Severity, is_recent, list, text, texts};
 
 /// Drops in the last minutes; if `peer` is given, only those of that peer.
 pub(super) fn findings(facts: &Value, peer: Option<&Value>) -> Vec<Finding> {
     let of_peer =
         |drop: &&Value| peer.is_none_or(|peer| peer["peer"] == drop["peer"] || peer["peer"] == drop["remote"]);
-    let recent = |drop: &&Value| drop["seconds_ago"].as_u64().is_some_and(|ago| ago < RECENT_SECONDS);
-    list(&facts["drops"]).iter().filter(recent).filter(of_peer).map(finding).collect()
+    list(&facts["drops"]).iter().filter(|drop| is_recent(drop)).filter(of_peer).map(finding).collect()
 }
 
 /// What arrives here, a peer can send as it likes, and a rule is there to refuse it: only what this host itself sends
@@ -99,5 +98,3 @@ fn protocol(drop: &Value) -> String {
         other => format!("protocol {}", other.unwrap_or(0)),
     }
 }
-
-const RECENT_SECONDS: u64 = 600;
