@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     address::Subject,
-    audience::Unaware,
     audit::{AuditLog, Event},
     authority::{Grant, check_grant},
     backup,
     directory::Directory,
+    followers::Unaware,
     policy::{MAX_RENEWAL_GRACE, Policy},
     proof::token::TokenHash,
     store::{AllotError, Allottee, IssuedRecord, KeptAddresses, KeptOut, Pool, Store, StoreError, TokenRecord},

@@ -190,7 +190,7 @@ async fn trust(
         }
     }
     if let Some(holder) = connection.identity() {
-        service.audience().asks(&holder, end.is_some(), time::now());
+        service.followers().asks(&holder, end.is_some(), time::now());
     }
     let mut trust = service.trust();
     let mut slot = None;

@@ -21,11 +21,11 @@ use crate::{
     address::Subject,
     admission::{Admission, Turn},
     agents::Agents,
-    audience::Audience,
     audit::{AuditLog, Event},
     connections::Caller,
     control::{Command, CommandOutcome, Operator},
     directory::AUDIT_LOG,
+    followers::Followers,
     issuer::{GivenBack, Issued, Issuer},
     members::Members,
     metrics::{Gauges, Metrics},
@@ -56,7 +56,7 @@ pub(crate) struct Service {
     lost_attempts: AtomicU32,
     trust: watch::Sender<Option<Arc<Trust>>>,
     members: Members,
-    audience: Audience,
+    followers: Followers,
     agents: Arc<Agents>,
     waiting: Semaphore,
     refreshing: Mutex<()>,
@@ -80,7 +80,7 @@ impl Service {
             lost_attempts: AtomicU32::new(0),
             trust: watch::Sender::new(None),
             members: Members::new(),
-            audience: Audience::new(time::now()),
+            followers: Followers::new(time::now()),
             agents: Arc::default(),
             waiting: Semaphore::new(MAX_WAITING),
             refreshing: Mutex::default(),
@@ -109,8 +109,8 @@ impl Service {
     }
 
     /// Who follows the trust. Does not block.
-    pub(crate) fn audience(&self) -> &Audience {
-        &self.audience
+    pub(crate) fn followers(&self) -> &Followers {
+        &self.followers
     }
 
     /// The holder of a certificate who asks whom to trust; `None` if it is not the one it says.
@@ -413,7 +413,7 @@ impl Service {
             self.refresh_trust();
             self.follow_members();
             // The certificates are blocked, whether or not this can be told.
-            *unaware = self.audience.unaware(&self.issuer, time::now()).ok();
+            *unaware = self.followers.unaware(&self.issuer, time::now()).ok();
         }
         answer
     }

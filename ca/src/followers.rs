@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::{address::Subject, issuer::Issuer, refusal::Refusal, store::IssuedRecord};
 
 /// All who said who they are when they asked.
-pub(crate) struct Audience {
+pub(crate) struct Followers {
     since: UnixTime,
     /// By [`Subject::identity`].
     heard: Mutex<HashMap<String, Heard>>,
@@ -72,7 +72,7 @@ pub enum Hears {
     Never,
 }
 
-impl Audience {
+impl Followers {
     /// Nobody was heard before `now`.
     pub(crate) fn new(now: UnixTime) -> Self {
         Self { since: now, heard: Mutex::default() }
@@ -172,26 +172,26 @@ mod tests {
     }
 
     /// When a holder of a certificate of 0 to 9,000 hears of a change at `now`, and how.
-    fn hears(audience: &Audience, now: UnixTime) -> Option<(UnixTime, Hears)> {
-        let listed = certified(0, 9_000).listed(audience.heard().get(EDGE), now);
+    fn hears(followers: &Followers, now: UnixTime) -> Option<(UnixTime, Hears)> {
+        let listed = certified(0, 9_000).listed(followers.heard().get(EDGE), now);
         listed.map(|listed| (listed.hears_by, listed.hears))
     }
 
     #[test]
     fn whoever_waits_hears_at_once_and_others_when_they_ask_again_or_renew() {
-        let audience = Audience::new(0);
-        assert_eq!(hears(&audience, 10), Some((6_000, Hears::WhenItRenews)), "it never asked");
-        audience.asks(EDGE, true, 100);
-        assert_eq!(hears(&audience, 170), None, "its request is open, or comes back");
-        assert_eq!(hears(&audience, 171), Some((6_000, Hears::WhenItRenews)), "it is away");
+        let followers = Followers::new(0);
+        assert_eq!(hears(&followers, 10), Some((6_000, Hears::WhenItRenews)), "it never asked");
+        followers.asks(EDGE, true, 100);
+        assert_eq!(hears(&followers, 170), None, "its request is open, or comes back");
+        assert_eq!(hears(&followers, 171), Some((6_000, Hears::WhenItRenews)), "it is away");
         // A timer asks twice in one run, and an hour later.
-        audience.asks(EDGE, false, 200);
-        audience.asks(EDGE, false, 3_800);
-        audience.asks(EDGE, false, 3_802);
-        assert_eq!(hears(&audience, 3_810), Some((6_000, Hears::WhenItRenews)), "that is before its next question");
-        audience.asks(EDGE, false, 4_100);
-        assert_eq!(hears(&audience, 4_110), Some((4_398, Hears::WhenItAsks)));
-        assert_eq!(hears(&audience, 5_000), Some((6_000, Hears::WhenItRenews)), "it did not ask when it should have");
-        assert_eq!(hears(&audience, 7_000), Some((9_000, Hears::Never)));
+        followers.asks(EDGE, false, 200);
+        followers.asks(EDGE, false, 3_800);
+        followers.asks(EDGE, false, 3_802);
+        assert_eq!(hears(&followers, 3_810), Some((6_000, Hears::WhenItRenews)), "that is before its next question");
+        followers.asks(EDGE, false, 4_100);
+        assert_eq!(hears(&followers, 4_110), Some((4_398, Hears::WhenItAsks)));
+        assert_eq!(hears(&followers, 5_000), Some((6_000, Hears::WhenItRenews)), "it did not ask when it should have");
+        assert_eq!(hears(&followers, 7_000), Some((9_000, Hears::Never)));
     }
 }
