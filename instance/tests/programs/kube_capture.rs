@@ -8,6 +8,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
+mod reused;
 pub(crate) mod town;
 
 use std::collections::{BTreeMap, BTreeSet};
