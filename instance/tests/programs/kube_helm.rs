@@ -147,11 +147,16 @@ fn helm_installs_and_upgrades_and_uninstalls_once_no_pod_needs_it() {
 
     // The hook names the pods that hold it up, and gives up at last; everything else stays, and the agents come back with the release.
     let uninstalling = helm.start(&["uninstall"]);
-    nodes.until("the hook names the pods", Duration::from_secs(60), || {
+    let (mut said, until) = (String::new(), Instant::now() + Duration::from_secs(60));
+    while !(said.contains("shop/web") && said.contains("other/late")) {
+        assert!(Instant::now() < until, "the hook does not name the pods: {said}\n{}", nodes.state());
         let selector = "app.kubernetes.io/name=nebula-cni-uninstall";
-        let log = text(&nodes.try_kubectl(&["logs", "-n", NAMESPACE, "-l", selector, "-c", "uninstall", "--tail=-1"]));
-        log.contains("shop/web") && log.contains("other/late")
-    });
+        let log = nodes.try_kubectl(&["logs", "-n", NAMESPACE, "-l", selector, "-c", "uninstall", "--tail=-1"]);
+        if log.status.success() {
+            said = text(&log);
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
     helm.fails(uninstalling);
     for object in ["deployment/nebula-ca", "statefulset/nebula-lighthouse"] {
         nodes.kubectl(&["get", "-n", NAMESPACE, object]);

@@ -278,10 +278,12 @@ mod tests {
                 assert_eq!((reply[2] & 2, length), (2, query.len()), "truncated");
             }
         }
-        // Beyond its burst, half of them.
-        (0..40).for_each(|_| assert!(stranger.send_to(&query, address).is_ok()));
-        let more = (0..40).map_while(|_| stranger.recv(&mut reply).ok()).count();
-        assert!(more < 40, "{more}");
+        // Beyond its burst, half of them; on a slow machine the burst fills again meanwhile.
+        let mut answered = (0..20).map(|_| {
+            (0..40).for_each(|_| assert!(stranger.send_to(&query, address).is_ok()));
+            (0..40).map_while(|_| stranger.recv(&mut reply).ok()).count()
+        });
+        assert!(answered.any(|count| count < 40), "no datagram goes without an answer");
         let client = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         client.send_to(&query, address).unwrap();

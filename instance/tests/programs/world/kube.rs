@@ -171,13 +171,22 @@ impl Nodes {
         self.until(name, Duration::from_secs(60), || self.status(namespace, name)["phase"] == "Running")
     }
 
-    /// The pod's overlay address, once it has one.
+    /// The pod's overlay address; `None` if the pod has no device of ours. A kubelet that does not answer is asked again.
     pub fn overlay(&self, namespace: &str, name: &str) -> Option<String> {
-        let said =
-            self.try_kubectl(&["exec", "-n", namespace, name, "--", "ip", "-4", "-o", "addr", "show", "nebula0"]);
-        let said = String::from_utf8_lossy(&said.stdout).into_owned();
-        let (_, rest) = said.split_once("inet ")?;
-        Some(rest.split('/').next()?.to_owned())
+        let words = ["exec", "-n", namespace, name, "--", "ip", "-4", "-o", "addr", "show", "nebula0"];
+        let until = Instant::now() + Duration::from_secs(10);
+        loop {
+            let output = self.try_kubectl(&words);
+            let said = text(&output);
+            if let Some((_, rest)) = said.split_once("inet ") {
+                return Some(rest.split('/').next()?.to_owned());
+            }
+            if said.contains("can't find device") {
+                return None;
+            }
+            assert!(Instant::now() < until, "{namespace}/{name}: {}, {said}\n{}", output.status, self.state());
+            std::thread::sleep(Duration::from_millis(200));
+        }
     }
 
     /// The volume of the CA, which a cluster has a provisioner for.
