@@ -152,7 +152,7 @@ fn helm_installs_and_upgrades_and_uninstalls_once_no_pod_needs_it() {
         assert!(Instant::now() < until, "the hook does not name the pods: {said}\n{}", nodes.state());
         let selector = "app.kubernetes.io/name=nebula-cni-uninstall";
         let log = nodes.try_kubectl(&["logs", "-n", NAMESPACE, "-l", selector, "-c", "uninstall", "--tail=-1"]);
-        // Each pod's log ends with its node's pods; another question may find only one of them.
+        // What was said so far: an answer may lack one of the two.
         said += &text(&log);
         std::thread::sleep(Duration::from_millis(200));
     }
