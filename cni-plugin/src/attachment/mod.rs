@@ -6,3 +6,4 @@ pub mod record;
 pub mod released;
 pub mod restarts;
 pub mod room;
+pub mod sibling;

@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use crate::attachment::lock::Lock;
 use crate::attachment::queue::Turn;
 use crate::attachment::record::{self, Files, Found, Record, State};
-use crate::attachment::{released, room};
+use crate::attachment::{released, room, sibling};
 use crate::clock::Deadline;
 use crate::enrolment::{Decision, Knowledge};
 use crate::host::Host;
@@ -39,9 +39,11 @@ use crate::verb::node_token::NodeToken;
 pub fn run(request: &Attach, host: &Host<'_>) -> Result<String, Error> {
     let settings = Settings::read(&request.config)?;
     let prev_result = required_prev_result(&request.config)?;
-    let output = |record: Option<&Record>| match record.and_then(|record| record.host_route) {
-        Some(route) => prev_result.renumbered(&request.key.ifname, route.destination, &request.config.version),
-        None => Ok(prev_result.as_output(&request.config.version)),
+    let output = |given: Given<'_>| match given {
+        Given::Tunnel(Record { host_route: Some(route), .. }) => {
+            prev_result.renumbered(&request.key.ifname, route.destination, &request.config.version)
+        }
+        Given::Tunnel(_) | Given::BySibling | Given::Nothing => Ok(prev_result.as_output(&request.config.version)),
     };
     give_tunnel(request, &settings, &prev_result, host, Mode::NewPod, output)
 }
@@ -59,7 +61,18 @@ pub(crate) enum Mode {
     },
 }
 
-/// Attaches the pod if it is enrolled, and returns what `output` makes of the record; of `None` if it is not enrolled.
+/// What a pod has got.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Given<'a> {
+    /// Its tunnel.
+    Tunnel(&'a Record),
+    /// Nothing new: the pod has its tunnel by another of its interfaces.
+    BySibling,
+    /// Nothing, because it is not enrolled.
+    Nothing,
+}
+
+/// Attaches the pod if it is enrolled and no other interface has its tunnel, and returns what `output` makes of that.
 /// If `output` fails, the attachment is undone.
 pub(crate) fn give_tunnel<T>(
     request: &Attach,
@@ -67,10 +80,14 @@ pub(crate) fn give_tunnel<T>(
     prev_result: &PrevResult,
     host: &Host<'_>,
     mode: Mode,
-    output: impl Fn(Option<&Record>) -> Result<T, Error>,
+    output: impl Fn(Given<'_>) -> Result<T, Error>,
 ) -> Result<T, Error> {
     let deadline = Deadline::after(host.clock, settings.timeout);
-    let Some(pod) = enrolled(request, settings, host, deadline)? else { return output(None) };
+    let Some(pod) = enrolled(request, settings, host, deadline)? else { return output(Given::Nothing) };
+    // Before the interface is looked at: it need not be one that could have a tunnel.
+    if has_sibling(request, settings, host)? {
+        return output(Given::BySibling);
+    }
     let attachment = Attachment::check(request, settings, prev_result, pod, host)?;
 
     // Kept until ADD returns. The time limit is for the work, not for the time in the queue.
@@ -80,11 +97,12 @@ pub(crate) fn give_tunnel<T>(
     if mode != (Mode::RunningPod { afresh: true })
         && let Some(record) = attachment.in_place(settings.renumber, host)
     {
-        return output(Some(&record));
+        return output(Given::Tunnel(&record));
     }
     loop {
         let token = NodeToken::of(&settings.ca, &settings.state_dir);
-        let attached = attachment.attach(settings, host, deadline, mode).and_then(|record| output(Some(&record)));
+        let attached =
+            attachment.attach(settings, host, deadline, mode).and_then(|record| output(Given::Tunnel(&record)));
         let error = match attached {
             Ok(output) => return Ok(output),
             Err(error) => named(error, &attachment.pod),
@@ -118,6 +136,13 @@ pub(crate) fn enrolled(
     let container_id = &request.key.container_id;
     let knowledge = Knowledge { container_id, labels: host.labels, program: &program, clock: host.clock, deadline };
     settings.enrolment.decide(&request.args, &request.config, knowledge).map(Decision::pod)
+}
+
+/// Whether another interface of the pod has its tunnel in this network.
+pub(crate) fn has_sibling(request: &Attach, settings: &Settings, host: &Host<'_>) -> Result<bool, Error> {
+    let netns = || Ok(open_netns(request, host)?.id);
+    let found = sibling::of_same_network(&settings.state_dir, &request.key, &settings.device, netns, host)?;
+    Ok(found.is_some())
 }
 
 /// Undoes an ADD whose result could not be printed.

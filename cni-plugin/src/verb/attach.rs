@@ -14,7 +14,7 @@ use crate::host::Host;
 use crate::reply::{Error, code};
 use crate::request::Attach;
 use crate::settings::Settings;
-use crate::verb::add::{LOCK_TIMEOUT, Mode, give_tunnel, open_netns, required_prev_result};
+use crate::verb::add::{Given, LOCK_TIMEOUT, Mode, give_tunnel, open_netns, required_prev_result};
 use crate::verb::del::detach;
 
 /// What became of the pod.
@@ -46,8 +46,11 @@ pub fn run(request: &Attach, afresh: bool, host: &Host<'_>) -> Result<Outcome, E
             format!("the runtime reports {address} as the pod's address, but {ifname} in the pod does not have it");
         return Err(Error::new(code::ADDRESS, msg).details("the pod cannot be attached in place; delete it"));
     }
-    let outcome = give_tunnel(request, &settings, &prev_result, host, Mode::RunningPod { afresh }, |record| {
-        Ok(if record.is_some() { Outcome::Attached } else { Outcome::NotEnrolled })
+    let outcome = give_tunnel(request, &settings, &prev_result, host, Mode::RunningPod { afresh }, |given| {
+        Ok(match given {
+            Given::Tunnel(_) | Given::BySibling => Outcome::Attached,
+            Given::Nothing => Outcome::NotEnrolled,
+        })
     })?;
     if outcome == Outcome::NotEnrolled {
         forget(&Files::new(&settings.state_dir, &request.key), afresh, host)?;

@@ -16,7 +16,7 @@ use crate::request::Attach;
 use crate::settings::Settings;
 use crate::settings::capturing::COVER_HELP;
 use crate::supervisor::process::Process;
-use crate::verb::add::{enrolled, open_netns, required_prev_result};
+use crate::verb::add::{enrolled, has_sibling, open_netns, required_prev_result};
 
 /// Checks record, namespace, instance, certificate, host route, rules of isolation and capture, and device.
 ///
@@ -31,7 +31,11 @@ pub fn run(request: &Attach, host: &Host<'_>) -> Result<(), Error> {
         .map_err(|e| Error::new(code::IO, format!("cannot read {}: {e}", files.record().display())))?;
     let record = match found {
         Found::Record(record) if record.key() == request.key && record.state == State::Running => record,
-        Found::Nothing if enrolled(request, &settings, host, deadline)?.is_none() => return Ok(()),
+        Found::Nothing
+            if enrolled(request, &settings, host, deadline)?.is_none() || has_sibling(request, &settings, host)? =>
+        {
+            return Ok(());
+        }
         Found::Record(_) | Found::Nothing => {
             let msg = format!("container {} has no tunnel on this node", request.key.container_id);
             return Err(Error::new(code::UNKNOWN_CONTAINER, msg).details(NO_RECORD_HELP));

@@ -15,6 +15,7 @@ mod gc_and_status;
 mod harness;
 mod killed;
 mod reconcile;
+mod second_interface;
 mod service_manager;
 mod systemd;
 mod version;
