@@ -288,10 +288,11 @@ impl Captures for SystemCaptures {
 
 /// Takes away what the node agent has made for captured pods, if there are none left.
 fn without_pods() -> io::Result<()> {
-    // Where the kernel has no such tables, there are no rules to remove.
     match capture_rules::tables_with_clear_sets() {
         Ok(None) => service_choice::replace(&[], &[]),
-        Ok(Some(_)) | Err(_) => Ok(()),
+        Ok(Some(_)) => Ok(()),
+        Err(error) if nftables::has_no_tables(&error) => Ok(()),
+        Err(error) => Err(error),
     }
 }
 

@@ -160,14 +160,14 @@ pub fn refused() -> io::Result<Vec<(Option<String>, String, u64)>> {
 }
 
 fn take_away(is_stale: impl Fn(&Attached) -> bool, addresses: &[IpNet]) -> io::Result<()> {
-    if tables().is_empty() {
+    if tables()?.is_empty() {
         return Ok(());
     }
     change_rules(|change| {
         let attached = Attached::of(&chains(Family::Link)?);
         let (stale, kept): (Vec<&Attached>, Vec<&Attached>) = attached.iter().partition(|attached| is_stale(attached));
         if kept.is_empty() {
-            let tables = tables();
+            let tables = tables()?;
             tables.iter().for_each(|family| change.remove_table(*family, TABLE));
             return Ok(!tables.is_empty());
         }
@@ -189,10 +189,15 @@ fn take_away(is_stale: impl Fn(&Attached) -> bool, addresses: &[IpNet]) -> io::R
     })
 }
 
-/// The families that have our table. If the kernel does not support such tables, there are none.
-fn tables() -> Vec<Family> {
-    let has = |family: &Family| nftables::tables(*family).unwrap_or_default().iter().any(|name| name == TABLE);
-    [Family::Link, Family::Inet].into_iter().filter(has).collect()
+/// The families that have our table.
+fn tables() -> io::Result<Vec<Family>> {
+    let mut found = Vec::new();
+    for family in [Family::Link, Family::Inet] {
+        if nftables::tables_if_any(family)?.iter().any(|name| name == TABLE) {
+            found.push(family);
+        }
+    }
+    Ok(found)
 }
 
 fn chains(family: Family) -> io::Result<Vec<Existing>> {

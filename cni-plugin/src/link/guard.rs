@@ -410,13 +410,12 @@ impl Guards for SystemGuards {
     }
 
     fn remove(&self, prefix: &str) -> io::Result<()> {
-        // If the kernel does not support such tables, there are none to remove.
-        let tables = nftables::tables(Family::Link).unwrap_or_default();
+        let tables = nftables::tables_if_any(Family::Link)?;
         tables.iter().filter(|name| name.starts_with(prefix)).try_for_each(|name| nftables::remove(Family::Link, name))
     }
 
     fn sweep(&self) -> io::Result<()> {
-        for table in nftables::tables(Family::Link).unwrap_or_default() {
+        for table in nftables::tables_if_any(Family::Link)? {
             if link_of(&table).is_some_and(|link| nix::net::if_::if_nametoindex(link).is_err()) {
                 nftables::remove(Family::Link, &table)?;
             }

@@ -103,7 +103,8 @@ fn undo(files: &Files, host: &Host<'_>, reported: &dyn Fn() -> Vec<IpAddr>, rule
     }
     let failed = |e| Error::new(code::IO, format!("{name}: cannot remove the rules of the pod's link: {e}"));
     if rules == Rules::Removed {
-        outcomes.push(host.guards.remove(&files.guard_tables()).map_err(failed));
+        let has_guard = removed.as_deref().map(|record| record.guard.is_some());
+        outcomes.push(if_needed(host.guards.remove(&files.guard_tables()), has_guard).map_err(failed));
         let failed = |e| Error::new(code::IO, format!("{name}: cannot end the capture of the pod's traffic: {e}"));
         outcomes.push(end_capture(files, removed.as_deref(), lost, host).map_err(failed));
     }
@@ -144,12 +145,22 @@ fn end_capture(files: &Files, record: Option<&Record>, lost: Vec<IpAddr>, host: 
         addresses
     };
     let Some(record) = record else {
-        return host.captures.remove_lost(&files.capture(), &unused(lost));
+        return if_needed(host.captures.remove_lost(&files.capture(), &unused(lost)), None);
     };
     let Some(capture) = &record.capture else { return Ok(()) };
     // A namespace that is gone took its part along.
     let netns = host.namespaces.open(&record.target.netns).ok().filter(|netns| netns.id == record.target.netns_id);
     host.captures.remove(netns.as_ref(), capture, &unused(capture.guard.addresses().to_vec()))
+}
+
+/// Undoing needs no more than doing did: what the record does not name was never made. `recorded` is `None` without a record;
+/// then nobody has made what this process may not even look for.
+fn if_needed(removed: io::Result<()>, recorded: Option<bool>) -> io::Result<()> {
+    match (removed, recorded) {
+        (Err(_), Some(false)) => Ok(()),
+        (Err(error), None) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+        (removed, _) => removed,
+    }
 }
 
 /// Finds the routes that this plugin added for a pod whose record is lost: to the addresses in `addresses` and to those
@@ -223,7 +234,10 @@ mod tests {
 
     /// Remembers what was removed.
     #[derive(Default)]
-    struct FakeGuards(RefCell<Vec<String>>);
+    struct FakeGuards {
+        removed: RefCell<Vec<String>>,
+        error: Cell<Option<io::ErrorKind>>,
+    }
 
     impl Guards for FakeGuards {
         fn install(&self, _: &Guard) -> io::Result<()> {
@@ -235,8 +249,8 @@ mod tests {
         }
 
         fn remove(&self, prefix: &str) -> io::Result<()> {
-            self.0.borrow_mut().push(prefix.to_owned());
-            Ok(())
+            self.removed.borrow_mut().push(prefix.to_owned());
+            self.error.get().map_or(Ok(()), |kind| Err(kind.into()))
         }
 
         fn sweep(&self) -> io::Result<()> {
@@ -279,7 +293,7 @@ mod tests {
         let host = host(&direct, &routes, &guards);
         let failed = detach(&files, &host).unwrap_err();
         assert!(failed.code == code::IO && failed.msg.contains("the route to 10.42.0.1"), "{failed:?}");
-        assert_eq!(*guards.0.borrow(), [files.guard_tables()]);
+        assert_eq!(*guards.removed.borrow(), [files.guard_tables()]);
         assert!(files.record().exists(), "the next call needs it");
         routes.is_broken.set(false);
         detach(&files, &host).unwrap();
@@ -312,5 +326,41 @@ mod tests {
         assert_eq!(*routes.ended.borrow(), ["10.43.0.0/16"]);
         detach(&two, &host).unwrap();
         assert_eq!(*routes.ended.borrow(), ["10.43.0.0/16", "10.42.0.0/16"]);
+    }
+
+    #[test]
+    fn rules_that_cannot_be_looked_for_are_an_error_only_where_there_may_be_some() {
+        use io::ErrorKind::{OutOfMemory, PermissionDenied};
+
+        let guard = r#", "guard": {"table": "t", "link": "v", "index": 7, "mac": [2,0,0,0,0,7], "node_mac": null,
+            "is_shared": false, "own": [], "neighbours": [], "allowed": {"dns": [], "probes": [], "ranges": []}, "tunnel": null}"#;
+        for (record, error, fails) in [
+            (Some(guard), PermissionDenied, true),
+            (Some(guard), OutOfMemory, true),
+            (Some(""), PermissionDenied, false),
+            (Some(""), OutOfMemory, false),
+            (None, PermissionDenied, false),
+            (None, OutOfMemory, true),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let files =
+                Files::new(dir.path(), &Key { network: "net".into(), container_id: "c".into(), ifname: "eth0".into() });
+            files.create_dir().unwrap();
+            if let Some(guard) = record {
+                let text = format!(
+                    r#"{{"version": 1, "state": "running", "network": "net", "container_id": "c", "ifname": "eth0",
+                    "netns": "/run/netns/x", "netns_id": [4, 9], "pod": {{"namespace": "a", "name": "b", "uid": "c"}},
+                    "pod_address": "10.0.0.1", "device": "nebula0", "supervisor": "direct", "instance": "/i",
+                    "process": null, "status_socket": "/x"{guard}}}"#
+                );
+                serde_json::from_str::<Record>(&text).unwrap().save(&files).unwrap();
+            }
+            let (direct, guards) = (Direct::new(), FakeGuards::default());
+            guards.error.set(Some(error));
+            let routes = FakeRoutes { is_broken: Cell::new(false), ended: RefCell::default() };
+            let outcome = detach(&files, &host(&direct, &routes, &guards));
+            assert_eq!(outcome.is_err(), fails, "{record:?} {error:?}: {outcome:?}");
+            assert_eq!(files.record().exists(), fails && record.is_some(), "the next call needs it");
+        }
     }
 }

@@ -35,6 +35,23 @@ pub fn tables(family: Family) -> io::Result<Vec<String>> {
     Ok(bodies.iter().filter_map(|body| netlink::text(body, attribute::TABLE_NAME)).collect())
 }
 
+/// Like [`tables`]; where the kernel cannot have any, there are none.
+///
+/// # Errors
+/// Returns the kernel's error: there may be tables.
+pub fn tables_if_any(family: Family) -> io::Result<Vec<String>> {
+    match tables(family) {
+        Err(error) if has_no_tables(&error) => Ok(Vec::new()),
+        listed => listed,
+    }
+}
+
+/// Whether a request failed because the kernel has no nf_tables, and so nobody can have made a table.
+#[must_use]
+pub fn has_no_tables(error: &io::Error) -> bool {
+    error.raw_os_error().is_some_and(|code| NO_NF_TABLES.contains(&code))
+}
+
 /// The handle of a table, which the kernel gives to no other table; `None` if there is no such table.
 ///
 /// # Errors
@@ -161,6 +178,9 @@ fn ask(family: Family, kind: i32, flags: i32, attributes: &[u8]) -> io::Result<V
 
 // struct nfgenmsg.
 const NFGENMSG: usize = 4;
+
+// No netlink for netfilter (the first two); netfilter without nf_tables, in answer to a transaction and to another request.
+const NO_NF_TABLES: [i32; 4] = [libc::EPROTONOSUPPORT, libc::EAFNOSUPPORT, libc::EOPNOTSUPP, libc::EINVAL];
 
 #[cfg(test)]
 mod tests {

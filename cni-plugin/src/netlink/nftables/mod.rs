@@ -12,7 +12,10 @@ mod transaction;
 pub use chain::{Chain, Hook};
 pub use endpoint_map::{EndpointMap, MapEntry, SLOTS};
 pub(crate) use listing::fuzz;
-pub use listing::{Existing, chain, chains, chains_on_link, contains, counts, generation, table_handle, tables};
+pub use listing::{
+    Existing, chain, chains, chains_on_link, contains, counts, generation, has_no_tables, table_handle, tables,
+    tables_if_any,
+};
 pub use rule::{Field, Header, Is, Match, Rule, Verdict};
 pub use set::{AddressSet, Set};
 pub use table::{Family, Table, remove};
