@@ -148,7 +148,7 @@ impl Config {
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let unreadable = |source| ConfigError::Unreadable { path: path.to_owned(), source };
         let bytes = durable::read_bounded(path, MAX_BYTES).map_err(unreadable)?;
-        let text = String::from_utf8(bytes).map_err(|error| unreadable(io::Error::other(error)))?;
+        let text = nebula_cert::text::decode(bytes).map_err(|why| unreadable(io::Error::other(why)))?;
         Self::parse(&text)
     }
 
@@ -561,5 +561,21 @@ mod tests {
         std::fs::write(&path, " ".repeat((1 << 20) + 1)).unwrap();
         assert!(Config::read(&path).unwrap_err().to_string().contains("larger"));
         assert!(Config::read(&dir.path().join("none")).unwrap_err().to_string().contains("none"));
+    }
+
+    #[test]
+    fn a_file_that_was_saved_as_utf_16_is_read_and_other_bytes_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("agent.json");
+        let marked = format!("\u{feff}{}", good());
+        let wide: Vec<u8> = marked.encode_utf16().flat_map(u16::to_le_bytes).collect();
+        for bytes in [marked.into_bytes(), wide] {
+            std::fs::write(&path, bytes).unwrap();
+            let read = format!("{:?}", Config::read(&path).unwrap());
+            assert_eq!(read, format!("{:?}", Config::parse(&good().to_string()).unwrap()));
+        }
+        std::fs::write(&path, b"{\"x\": \"Gr\xf6\xdfe\"}").unwrap();
+        let error = Config::read(&path).unwrap_err().to_string();
+        assert!(error.contains("agent.json") && error.contains("(byte 10): save it as UTF-8"), "{error}");
     }
 }

@@ -29,12 +29,14 @@ struct Shown {
     more: MoreMetrics,
 }
 
-/// Opens the listener. That it fails if the address is taken also keeps two agents from working on one node.
+/// Opens the listener; `::` is IPv4 where the system has no IPv6. That it fails if the address is taken also keeps two agents from working on one node.
 ///
 /// # Errors
 /// Returns the system's error.
 pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
-    TcpListener::bind(address).await
+    let listener = nebula_cert::listener::listen(address)?;
+    listener.set_nonblocking(true)?;
+    TcpListener::from_std(listener)
 }
 
 /// Serves for ever.

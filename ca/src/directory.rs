@@ -56,7 +56,7 @@ impl Directory {
     /// Reads a text file; the memory is wiped afterwards, since most of these files are secret.
     ///
     /// # Errors
-    /// Returns an error if it is not readable, not UTF-8, or absurdly long.
+    /// Returns an error if it is not readable, no Unicode, or absurdly long.
     pub fn read(&self, name: &str) -> Result<Zeroizing<String>, FileError> {
         let path = self.file(name);
         let failed = |source| FileError { verb: "read", path: path.clone(), source };
@@ -64,7 +64,8 @@ impl Directory {
         if length > MAX_FILE_BYTES {
             return Err(failed(io::Error::other(format!("it has {length} bytes, more than any valid one"))));
         }
-        fs::read_to_string(&path).map(Zeroizing::new).map_err(failed)
+        let file = fs::File::open(&path).map_err(failed)?;
+        nebula_cert::text::read(file, usize::try_from(length).unwrap_or_default() + 1).map_err(failed)
     }
 
     /// Creates the directory, accessible to its owner only, unless it exists.
@@ -185,3 +186,25 @@ pub(crate) const AUDIT_LOG: &str = "audit.log";
 pub(crate) const CONTROL_SOCKET: &str = "control.sock";
 
 const MAX_FILE_BYTES: u64 = 4 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_was_saved_as_utf_16_is_read_and_other_bytes_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = Directory::new(folder.path());
+        let saved = |bytes: &[u8]| {
+            fs::write(folder.path().join(POLICY), bytes).unwrap();
+            directory.read(POLICY)
+        };
+        let marked = "\u{feff}{\"a\": \"Gr\u{f6}\u{df}e\"}";
+        let wide: Vec<u8> = marked.encode_utf16().flat_map(u16::to_le_bytes).collect();
+        for bytes in [marked.as_bytes(), &wide] {
+            assert_eq!(*saved(bytes).unwrap(), marked[3..]);
+        }
+        let error = nebula_cert::with_causes(&saved(b"{} // Gr\xf6\xdfe").unwrap_err());
+        assert!(error.contains(POLICY) && error.contains("(byte 9): save it as UTF-8"), "{error}");
+    }
+}

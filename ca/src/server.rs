@@ -391,7 +391,7 @@ fn warn_about_names(settings: &ServerSettings) {
 
 fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     // The standard library's listener sets SO_REUSEADDR, so that a restart does not wait for old connections.
-    let listener = std::net::TcpListener::bind(address)?;
+    let listener = nebula_cert::listener::listen(address)?;
     listener.set_nonblocking(true)?;
     TcpListener::from_std(listener)
 }

@@ -1,7 +1,7 @@
 //! Resolves the names in `static_host_map` in the background, and repeats that periodically.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -172,11 +172,7 @@ pub(crate) fn listen_addresses(host: &str, port: u16) -> std::io::Result<Vec<Soc
 /// # Errors
 /// Returns an error if the text is invalid, the host has no address, or the port is in use.
 pub(crate) fn bind(listen: &str) -> std::io::Result<TcpListener> {
-    // A kernel without IPv6 has the other family.
-    let everywhere = |port: u16| {
-        TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
-            .or_else(|error| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).map_err(|_| error))
-    };
+    let everywhere = |port: u16| nebula_cert::listener::listen((Ipv6Addr::UNSPECIFIED, port).into());
     if let Some(port) = listen.strip_prefix(':') {
         return everywhere(port.parse::<u16>().map_err(std::io::Error::other)?);
     }
@@ -224,6 +220,8 @@ const MAX_ADDRESSES_PER_NAME: usize = 32;
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
 
     fn hosts(text: &str) -> StaticHosts {

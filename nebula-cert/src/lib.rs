@@ -86,6 +86,7 @@ mod sign;
 mod signature;
 mod signer;
 mod signing_key;
+pub mod text;
 mod timestamp;
 mod v1;
 mod v2;

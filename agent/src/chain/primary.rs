@@ -96,7 +96,14 @@ impl Primary {
     /// # Errors
     /// Returns why it is no valid network configuration.
     pub fn parse(file: &str, bytes: &[u8]) -> Result<Self, String> {
-        let value: Value = serde_json::from_slice(bytes).map_err(|error| format!("not valid JSON: {error}"))?;
+        let value: Value =
+            serde_json::from_slice(bytes).map_err(|error| match nebula_cert::text::decode(bytes.to_vec()) {
+                Ok(text) if text.as_bytes() == bytes => format!("not valid JSON: {error}"),
+                Ok(_) => {
+                    "it begins with a byte order mark, which runtimes refuse: save it as UTF-8 without one".to_owned()
+                }
+                Err(why) => why,
+            })?;
         let Value::Object(object) = value else { return Err("not a JSON object".to_owned()) };
         let network = match object.get("name") {
             Some(Value::String(name)) if is_name(name) => name.clone(),
@@ -182,6 +189,21 @@ mod tests {
         assert_eq!(derived, expected);
         let keys: Vec<_> = derived.as_object().unwrap().keys().collect();
         assert_eq!(keys, ["cniVersion", "name", "disableCheck", "x-vendor", "plugins"], "the order is the primary's");
+    }
+
+    #[test]
+    fn a_file_that_runtimes_cannot_decode_is_named_by_how_it_was_saved() {
+        let text = json!({"name": "mynet", "plugins": [{"type": "bridge"}]}).to_string();
+        let marked = format!("\u{feff}{text}");
+        let wide: Vec<u8> = marked.encode_utf16().flat_map(u16::to_le_bytes).collect();
+        for bytes in [marked.as_bytes(), &wide] {
+            let why = Primary::parse("10-a.conflist", bytes).unwrap_err();
+            assert!(why.contains("byte order mark") && why.contains("save it as UTF-8"), "{why}");
+        }
+        let why = Primary::parse("10-a.conflist", &wide[2..]).unwrap_err();
+        assert!(why.contains("looks like UTF-16"), "{why}");
+        let why = Primary::parse("10-a.conflist", b"{").unwrap_err();
+        assert!(why.contains("not valid JSON"), "{why}");
     }
 
     #[test]

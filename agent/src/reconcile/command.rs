@@ -91,7 +91,7 @@ impl Keep {
     /// Returns an error if it cannot begin.
     pub async fn run(self) -> Result<(), KeepError> {
         let chain = |source| KeepError::Chain { path: self.chain.clone(), source };
-        let text = std::fs::read_to_string(&self.chain).map_err(chain)?;
+        let text = std::fs::File::open(&self.chain).and_then(|file| nebula_cert::text::read(file, 0)).map_err(chain)?;
         let list: Value =
             serde_json::from_str(&text).map_err(|source| KeepError::Syntax { path: self.chain.clone(), source })?;
         // The sender stays for as long as this works.

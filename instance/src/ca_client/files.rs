@@ -57,9 +57,7 @@ fn read_from_start(file: &File) -> io::Result<Zeroizing<String>> {
     // Reserves everything at once, because growing would leave copies of a secret behind, plus a little more, so that
     // the library reads directly into this buffer. All of it is overwritten at the end, so reserving much more would
     // cost memory.
-    let mut text = Zeroizing::new(String::with_capacity(most + 64));
-    FromStart { file, at: 0 }.take(most as u64).read_to_string(&mut text)?;
-    Ok(text)
+    nebula_cert::text::read(FromStart { file, at: 0 }.take(most as u64), most + 64)
 }
 
 /// Reads a file from its start without using its offset, which others share.
@@ -98,5 +96,15 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         assert!(held.is_stale(&path));
         assert!(read(&path, Some(&held)).is_err());
+    }
+
+    #[test]
+    fn a_token_that_was_saved_as_utf_16_is_read() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let wide: Vec<u8> = "\u{feff}token".encode_utf16().flat_map(u16::to_le_bytes).collect();
+        std::fs::write(file.path(), wide).unwrap();
+        assert_eq!(*read(file.path(), None).unwrap(), "token");
+        std::fs::write(file.path(), b"\xf6\xdf").unwrap();
+        assert!(read(file.path(), None).unwrap_err().to_string().contains("save it as UTF-8"));
     }
 }

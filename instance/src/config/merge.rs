@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::{Error, Remark, Value, text, yaml};
+use super::{Error, Remark, Value, yaml};
 
 /// Reads `path`. Returns the tree, and remarks about values that failed to override those of earlier files.
 ///
@@ -34,7 +34,7 @@ pub(super) fn read_bounded(path: &Path) -> std::io::Result<String> {
     if bytes.len() > yaml::MAX_TEXT {
         return Err(std::io::Error::other(format!("file is longer than {} MiB", yaml::MAX_TEXT >> 20)));
     }
-    text::decode(bytes).map_err(|why| std::io::Error::new(std::io::ErrorKind::InvalidData, why))
+    nebula_cert::text::decode(bytes).map_err(|why| std::io::Error::new(std::io::ErrorKind::InvalidData, why))
 }
 
 pub(super) fn find(path: &Path) -> std::io::Result<Vec<PathBuf>> {

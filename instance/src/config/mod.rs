@@ -25,7 +25,6 @@ mod sshd;
 mod stats;
 #[cfg(test)]
 mod tests;
-mod text;
 mod tun;
 mod value;
 pub(crate) mod yaml;

@@ -289,7 +289,7 @@ fn read(path: &Path) -> Result<Zeroizing<String>, Error> {
     if fs::metadata(path).map_err(refuse)?.len() > MAX_FILE_BYTES {
         return Err(refuse(std::io::Error::other("longer than 1 MiB")));
     }
-    fs::read_to_string(path).map(Zeroizing::new).map_err(refuse)
+    fs::File::open(path).and_then(|file| nebula_cert::text::read(file, 0)).map_err(refuse)
 }
 
 const MIRROR_ANNOTATIONS: [&str; 2] = ["kubernetes.io/config.mirror", "kubernetes.io/config.hash"];

@@ -79,9 +79,8 @@ impl TlsVerb {
 impl PolicyCheck {
     pub(super) fn run(self) -> anyhow::Result<()> {
         let read = |path: &Path| {
-            let mut text = String::new();
-            let file = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES).read_to_string(&mut text));
-            file.with_context(|| format!("cannot read {}", path.display())).map(|_| text)
+            let text = File::open(path).and_then(|file| nebula_cert::text::read(file.take(MAX_FILE_BYTES), 0));
+            text.with_context(|| format!("cannot read {}", path.display()))
         };
         let name = self.policy.display();
         let policy = Policy::parse(&read(&self.policy)?).with_context(|| format!("{name} is refused"))?;
