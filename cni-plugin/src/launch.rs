@@ -3,6 +3,8 @@
 //! holds no key and no token, only paths to them.
 
 use std::fmt;
+use std::fs::File;
+use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
@@ -242,6 +244,25 @@ pub enum Mode {
     Strict,
     /// At once; the data path stays closed until the certificate arrives.
     Lazy,
+}
+
+/// Where a launch contract is whole while the file at `path` is overwritten.
+#[must_use]
+pub fn copy_of(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".copy");
+    PathBuf::from(name)
+}
+
+/// Opens the launch contract of `path`: the copy if there is one, since the file may be torn then.
+///
+/// # Errors
+/// Returns the file system's error.
+pub fn open(path: &Path) -> io::Result<File> {
+    match File::open(copy_of(path)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => File::open(path),
+        opened => opened,
+    }
 }
 
 /// Tells contracts apart: an instance reports the hash of the one that it follows.

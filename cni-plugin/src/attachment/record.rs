@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::attachment::restarts::Restarts;
 use crate::hash::fnv1a;
-use crate::launch::{Target, is_default};
+use crate::launch::{self, Target, is_default};
 use crate::link::capture::PodCapture;
 use crate::link::guard::{self, Guard};
 use crate::link::host_route::HostRoute;
@@ -166,6 +166,12 @@ impl Files {
         self.named("launch")
     }
 
+    /// Where a changed launch contract is whole while the launch file is overwritten.
+    #[must_use]
+    pub fn launch_copy(&self) -> PathBuf {
+        launch::copy_of(&self.launch())
+    }
+
     /// Directory that holds the records of all networks.
     #[must_use]
     pub fn state_dir(&self) -> PathBuf {
@@ -230,7 +236,7 @@ impl Files {
     /// Whether there is no trace of an earlier ADD of this attachment. Its lock does not count: every call makes one.
     #[must_use]
     pub fn have_left_nothing(&self) -> bool {
-        let left = [self.record(), self.launch(), self.room(), self.log(), self.notify_socket()];
+        let left = [self.record(), self.launch(), self.launch_copy(), self.room(), self.log(), self.notify_socket()];
         left.iter().all(|path| path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound))
     }
 
@@ -252,7 +258,14 @@ impl Files {
         // Sockets at the paths that instances of the previous release use.
         let former = ["status", "device"].map(|purpose| self.socket(purpose));
         let sockets = [self.notify_socket(), self.status_socket(), self.device_socket()].into_iter().chain(former);
-        let first = sockets.into_iter().chain([temporary(&launch), launch, self.log(), temporary(&record)]);
+        let first = sockets.into_iter().chain([
+            temporary(&launch),
+            temporary(&self.launch_copy()),
+            self.launch_copy(),
+            launch,
+            self.log(),
+            temporary(&record),
+        ]);
         let mut note = |path: &Path, removed: io::Result<()>| match removed {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
                 problems.push(format!("cannot remove {}: {e}", path.display()));
@@ -383,7 +396,7 @@ pub fn sweep(state_dir: &Path, network: &str) {
         if lock.try_lock().is_err() || with_suffix(&path, "json").exists() {
             continue;
         }
-        for left in ["json.tmp", "launch.tmp", "launch", "log", "lock"] {
+        for left in ["json.tmp", "launch.tmp", "launch.copy.tmp", "launch.copy", "launch", "log", "lock"] {
             let _ = fs::remove_file(with_suffix(&path, left));
         }
     }

@@ -18,7 +18,7 @@ use crate::attachment::record::{Files, Found, Record};
 use crate::handoff::{self, Hello, MAX_MESSAGE_BYTES, MAX_TOKEN_BYTES, NAME, Receipt, Word};
 use crate::host::Host;
 use crate::instance_status::Status;
-use crate::launch::{Flow, LaunchSpec};
+use crate::launch::{self, Flow, LaunchSpec};
 use crate::netns::in_namespace;
 use crate::reply::{Error, code};
 
@@ -43,7 +43,7 @@ pub fn run(files: &Files, tokens: Tokens<'_>, host: &Host<'_>) -> Result<(), Err
     let record = load(files)?;
     let pod = &record.target.pod;
     let named = |code, why: String| Error::new(code, format!("pod {}/{}: {why}", pod.namespace, pod.name));
-    let launch = File::open(files.launch()).and_then(|file| Ok(serde_json::from_reader::<_, LaunchSpec>(file)?));
+    let launch = launch::open(&files.launch()).and_then(|file| Ok(serde_json::from_reader::<_, LaunchSpec>(file)?));
     let launch = launch.map_err(|error| named(code::IO, format!("cannot read its launch contract: {error}")))?;
     if launch.flow != Flow::Init {
         return Err(named(code::INIT_OVERDUE, "its instance waits for no token of the pod".to_owned()));

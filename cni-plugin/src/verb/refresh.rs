@@ -16,7 +16,7 @@ use crate::attachment::record::{self, Files, Found, Record, State};
 use crate::clock::Deadline;
 use crate::host::Host;
 use crate::instance_status::{FollowedSettings, Status};
-use crate::launch::{LaunchSpec, contract_hash};
+use crate::launch::{self, LaunchSpec, contract_hash};
 use crate::reply::{Error, code};
 use crate::settings::Settings;
 
@@ -106,7 +106,7 @@ fn hand_over(files: &Files, settings: &Settings, host: &Host<'_>) -> Result<Hand
     let after = contract.to_string().into_bytes();
     // If this process ends before the instance was told, the next call tells it.
     note(&mut record, true, files)?;
-    overwrite(&path, &after)?;
+    replace(&path, &after)?;
     let taken = host
         .supervisor(record.supervisor)
         .reload(files, record.process, host.clock)
@@ -121,7 +121,7 @@ fn hand_over(files: &Files, settings: &Settings, host: &Host<'_>) -> Result<Hand
         }
         Err(why) => {
             // An instance that is started again gets the settings that its predecessor went on with.
-            overwrite(&path, &before)?;
+            replace(&path, &before)?;
             note(&mut record, false, files)?;
             Err(why)
         }
@@ -203,20 +203,26 @@ fn nebula_of(launch: &[u8]) -> Option<Value> {
 fn read_launch(path: &Path) -> io::Result<Vec<u8>> {
     use std::io::Read as _;
     let mut text = Vec::new();
-    std::fs::File::open(path)?.take(MAX_LAUNCH_BYTES).read_to_end(&mut text)?;
+    launch::open(path)?.take(MAX_LAUNCH_BYTES).read_to_end(&mut text)?;
     Ok(text)
 }
 
-/// Replaces the contents and not the file: the instance holds this one open, with a lock that keeps a second instance out. An
-/// instance that is started in between refuses a torn file, and is started again.
-fn overwrite(path: &Path, text: &[u8]) -> Result<(), String> {
-    let write = || {
-        let file = OpenOptions::new().write(true).open(path)?;
-        file.write_all_at(text, 0)?;
-        file.set_len(text.len() as u64)?;
-        file.sync_data()
-    };
-    write().map_err(|e| format!("cannot write {}: {e}", path.display()))
+/// Replaces the contents and not the file: the instance holds this one open, with a lock that keeps a second instance out, and
+/// could not open another. Meanwhile a copy beside it is whole, from which instances start: this process or the machine
+/// may end in between.
+fn replace(path: &Path, text: &[u8]) -> Result<(), String> {
+    let copy = launch::copy_of(path);
+    let failed = |path: &Path, e: io::Error| format!("cannot write {}: {e}", path.display());
+    record::write_durably(&copy, text).map_err(|e| failed(&copy, e))?;
+    overwrite(path, text).map_err(|e| failed(path, e))?;
+    std::fs::remove_file(&copy).map_err(|e| format!("cannot remove {}: {e}", copy.display()))
+}
+
+fn overwrite(path: &Path, text: &[u8]) -> io::Result<()> {
+    let file = OpenOptions::new().write(true).open(path)?;
+    file.write_all_at(text, 0)?;
+    file.set_len(text.len() as u64)?;
+    file.sync_data()
 }
 
 const MAX_LAUNCH_BYTES: u64 = 1 << 20;
@@ -224,3 +230,21 @@ const MAX_LAUNCH_BYTES: u64 = 1 << 20;
 const WORKS_FOR: Duration = Duration::from_secs(60);
 const ANSWERS_WITHIN: Duration = Duration::from_secs(3);
 const ASK_AGAIN: Duration = Duration::from_millis(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_starts_while_a_launch_file_is_overwritten_reads_a_whole_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c-eth0.launch");
+        // As if this process ended before the file was written: it is not there to be written.
+        assert!(replace(&path, b"{\"new\": 1}").unwrap_err().contains("c-eth0.launch"));
+        std::fs::write(&path, "{\"new\"  old}").unwrap();
+        assert_eq!(read_launch(&path).unwrap(), b"{\"new\": 1}");
+        replace(&path, b"{}").unwrap();
+        assert_eq!((std::fs::read(&path).unwrap(), read_launch(&path).unwrap()), (b"{}".to_vec(), b"{}".to_vec()));
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+}

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nebula_cni_plugin::launch::{LaunchSpec, contract_hash};
+use nebula_cni_plugin::launch::{self, LaunchSpec, contract_hash};
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::linux::errno;
@@ -82,7 +82,7 @@ impl OpenLaunch {
 pub fn read(path: &Path) -> Result<LaunchSpec, Error> {
     let refuse = |cause: Cause| Error::launch(path, cause);
     let mut text = Vec::new();
-    let file = File::open(path).map_err(|error| refuse(errno::Plain(error).into()))?;
+    let file = launch::open(path).map_err(|error| refuse(errno::Plain(error).into()))?;
     file.take(MAX_LAUNCH_BYTES + 1).read_to_end(&mut text).map_err(|error| refuse(errno::Plain(error).into()))?;
     parse(path, &text)
 }
@@ -160,6 +160,18 @@ pub(crate) mod tests {
         assert!(launch(|spec| spec["surprise"] = true.into()).unwrap_err().to_string().contains("surprise"));
         let error = launch(|spec| spec["nebula"] = "x".repeat(2 << 20).into()).unwrap_err();
         assert!(error.to_string().contains("longer than"), "{error}");
+    }
+
+    #[test]
+    fn an_instance_starts_from_the_whole_copy_of_a_file_that_is_torn() {
+        let file = file(|spec| spec["target_was"] = 7.into());
+        let copy = launch::copy_of(file.path());
+        let whole = self::file(|spec| spec["device"] = "nebula7".into());
+        std::fs::copy(whole.path(), &copy).unwrap();
+        let claimed = Launch::claim(file.path());
+        std::fs::remove_file(&copy).unwrap();
+        assert_eq!(claimed.unwrap().spec.target.device, "nebula7");
+        assert!(Launch::claim(file.path()).is_err(), "this is the torn one");
     }
 
     #[test]
