@@ -354,3 +354,21 @@ pub enum TunnelDownReason {
     /// Another pod has the peer's address by now.
     PeerReplaced,
 }
+
+impl TunnelDownReason {
+    /// The reason in words, for logs.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ClosedByPeer => "the peer closed it",
+            Self::ClosedHere => "closed here",
+            Self::Dead => "the peer does not answer",
+            Self::RecvError => "the peer does not know it any more",
+            Self::CertificateInvalid => "the peer's certificate is not valid any more",
+            Self::CounterExhausted => "its packet counter is used up",
+            Self::Superseded => "a newer tunnel took its place",
+            Self::Inactive => "inactive",
+            Self::PeerReplaced => "another pod has the peer's address",
+        }
+    }
+}

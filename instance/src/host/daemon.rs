@@ -39,6 +39,7 @@ use crate::log;
 use crate::metrics::{Handshakes, Metrics, Repairs};
 use crate::names;
 use crate::overlay::events;
+use crate::overlay::lan;
 use crate::overlay::link::OverlayLink;
 
 /// A configuration whose files have been read and merged, and whose logging settings are already in force.
@@ -326,6 +327,7 @@ fn open(settings: &Settings, listen: SocketAddr, repairs: &Arc<Repairs>, unmet: 
     let mut repair = None;
     if let Some(link) = &link {
         report_rivals(link);
+        lan::report(&settings.tun, &device);
         let watched = LinkRepair::new(&device, Arc::clone(repairs));
         repair =
             Some(watched.map_err(|error| {

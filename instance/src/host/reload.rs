@@ -20,6 +20,7 @@ use crate::host::unmet::Unmet;
 use crate::linux::{clock, errno};
 use crate::metrics::{Emitter, Metrics};
 use crate::names::NameWatch;
+use crate::overlay::lan;
 use crate::overlay::link::OverlayLink;
 
 /// Reloads a node, and holds the settings it was started or last reloaded with.
@@ -270,6 +271,7 @@ impl Reloader {
         if (link.mtu, &link.routes) == (old.mtu, &old.routes) {
             return;
         }
+        lan::report(&self.current.tun, &old.device);
         if let Err(error) = link.update_here(old) {
             tracing::error!(%error, "Failed to update the routes of the tun device");
         }

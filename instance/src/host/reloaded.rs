@@ -172,7 +172,7 @@ fn report_reloaded(part: Part, old: &Settings, new: &Settings) {
         Part::Capture => {}
         // Logged at each reload, as in Go.
         Part::Trust | Part::Identity => {}
-        other => tracing::info!(part = ?other, "settings have been reloaded"),
+        _ => tracing::info!("other settings have been reloaded"),
     }
 }
 

@@ -142,7 +142,9 @@ fn report(event: &Event, folder: &Path) {
         Event::NotRenewed { error, .. } => {
             tracing::error!(error, "The certificate of this host could not be renewed; it is tried again");
         }
-        Event::TrustChanged { authorities, standing } => tracing::info!(authorities, ?standing, "Trust changed"),
+        Event::TrustChanged { authorities, standing } => {
+            tracing::info!(authorities, standing = standing.name(), "Trust changed")
+        }
         Event::TrustUnknown { error } => {
             tracing::warn!(error, "The CA does not say whom to trust; what was trusted stays");
         }

@@ -52,6 +52,18 @@ pub struct Missing {
     pub seccomp: bool,
 }
 
+impl Missing {
+    /// Their names, for logs.
+    pub(crate) fn names(self) -> &'static str {
+        match (self.landlock, self.seccomp) {
+            (true, true) => "Landlock, seccomp",
+            (true, false) => "Landlock",
+            (false, true) => "seccomp",
+            (false, false) => "nothing",
+        }
+    }
+}
+
 impl Confinement {
     /// The sandbox for the instance with this launch contract.
     #[must_use]

@@ -113,7 +113,7 @@ fn log_one(event: &Event) {
                     remoteIndex = remote, certName = name,
                     "Remote certificate is no longer valid, tearing down the tunnel"),
                 other => tracing::info!(vpnAddrs = ?vpn, localIndex = local, remoteIndex = remote, certName = name,
-                    reason = ?other, "Tunnel closed"),
+                    reason = other.name(), "Tunnel closed"),
             }
         }
         Event::HandshakeSent { peer, local_index, endpoints, attempt, is_repeat } => {
@@ -155,7 +155,14 @@ fn log_one(event: &Event) {
                     "A gateway of unsafe routes does not answer; its flows take other gateways");
             }
         }
-        other => tracing::debug!(event = ?other, "Event"),
+        Event::EndpointsRefused { by, host, example, refused } => {
+            tracing::debug!(certName = by, vpnAddrs = ?list(host), udpAddr = %example, refused, "Refused endpoints");
+        }
+        Event::Gateway { address, before, state, after } => {
+            tracing::debug!(vpnAddrs = ?list(&[*address]), before = before.name(), state = state.name(),
+                durationNs = nanos(*after), "A gateway of unsafe routes has another state");
+        }
+        _ => tracing::debug!("an event that has no line of its own"),
     }
 }
 
@@ -173,4 +180,80 @@ fn origin(from: SocketAddr, relayed: bool) -> log::Structured {
 
 fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write;
+    use std::sync::{Arc, Mutex};
+
+    use nebula_core::{LocalIndex, RemoteIndex};
+    use tracing::field::{Field, Visit};
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Metadata, Subscriber};
+
+    use super::*;
+
+    /// Keeps the lines, with the fields as they are given.
+    #[derive(Clone, Default)]
+    struct Kept(Arc<Mutex<Vec<String>>>);
+
+    struct Fields(String);
+
+    impl Visit for Fields {
+        fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+            write!(self.0, "{field}={value:?} ").unwrap();
+        }
+    }
+
+    impl Subscriber for Kept {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+
+        fn event(&self, event: &tracing::Event<'_>) {
+            let mut fields = Fields(String::new());
+            event.record(&mut fields);
+            self.0.lock().unwrap().push(fields.0);
+        }
+
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    #[test]
+    fn the_reason_why_a_tunnel_was_closed_is_said_in_words() {
+        let kept = Kept::default();
+        let reasons = [
+            TunnelDownReason::ClosedHere,
+            TunnelDownReason::RecvError,
+            TunnelDownReason::CounterExhausted,
+            TunnelDownReason::Superseded,
+            TunnelDownReason::Inactive,
+            TunnelDownReason::PeerReplaced,
+        ];
+        tracing::subscriber::with_default(kept.clone(), || {
+            for reason in reasons {
+                log_one(&Event::TunnelDown {
+                    peer: vec![[10, 42, 0, 9].into()],
+                    name: "db".to_owned(),
+                    endpoint: None,
+                    local_index: LocalIndex(1),
+                    remote_index: RemoteIndex(2),
+                    reason,
+                });
+            }
+        });
+        let lines = kept.0.lock().unwrap().clone();
+        assert_eq!(lines.len(), reasons.len(), "{lines:?}");
+        for (line, reason) in lines.iter().zip(reasons) {
+            assert!(line.contains("Tunnel closed") && !line.contains(&format!("{reason:?}")), "{line}");
+            assert!(line.contains(reason.name()), "{line}");
+        }
+    }
 }

@@ -2,4 +2,5 @@
 
 pub(crate) mod cause;
 pub mod events;
+pub(crate) mod lan;
 pub mod link;

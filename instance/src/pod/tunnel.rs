@@ -76,7 +76,7 @@ pub fn serve(launch: &Path) -> Result<(), Error> {
     // All other threads are started by this one from here on, or have entered the sandbox themselves.
     let missing = sandbox.enter(CapabilitySet::empty()).map_err(set_up("cannot confine this instance"))?;
     if missing != Missing::default() {
-        tracing::warn!(?missing, "This kernel does not offer all that would confine the instance");
+        tracing::warn!(missing = missing.names(), "This kernel does not offer all that would confine the instance");
     }
     if !pod.is_awaited {
         // In the init flow, the kubelet starts the init container only after this.
@@ -445,7 +445,12 @@ impl PodTunnel {
         let identity = self.status.lock().unwrap_or_else(PoisonError::into_inner).identity.clone();
         let standing =
             identity.map_or(Standing::Good, |identity| Standing::of(&identity, &news.trust, unix_seconds(now.wall)));
-        tracing::info!(authorities = news.trust.certificates().count(), ?standing, etag = news.etag, "Trust changed");
+        tracing::info!(
+            authorities = news.trust.certificates().count(),
+            standing = standing.name(),
+            etag = news.etag,
+            "Trust changed"
+        );
         self.etag = Some(news.etag);
         if let Some(kept) = &mut self.kept {
             kept.put_trust(&news.answer);

@@ -76,6 +76,15 @@ pub enum Standing {
 }
 
 impl Standing {
+    /// In words, for logs.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Good => "good",
+            Self::Orphaned => "its CA is no longer trusted",
+            Self::Revoked => "revoked",
+        }
+    }
+
     /// The standing of `identity` according to `trust`.
     #[must_use]
     pub fn of(identity: &Identity, trust: &CaPool, now: UnixTime) -> Self {

@@ -19,6 +19,7 @@ use super::probe::{Found, Underlay, probe};
 use crate::config::Settings;
 use crate::host::dns::Registered;
 use crate::linux::{errno, kernel_view};
+use crate::overlay::lan;
 use crate::overlay::link::kernel_has_v6;
 
 /// Where the facts come from.
@@ -184,6 +185,7 @@ impl Sources<'_> {
                 "discovery": settings.tun.discovers_path_mtu,
             },
             "routes": if settings.tun.disabled { json!([]) } else { self.routes(&networks) },
+            "routes_replaced": if settings.tun.disabled { json!([]) } else { self.routes_replaced() },
             "names": self.names.as_deref().map(names),
             "clock_step": diagnosis.clock_step.map(|(at, by_ms)| json!({
                 "seconds_ago": clocks.ago(at), "by_ms": by_ms,
@@ -204,6 +206,14 @@ impl Sources<'_> {
             told["unsafe_route"] = (*unsafe_route).into();
             told
         });
+        told.collect()
+    }
+
+    fn routes_replaced(&self) -> Value {
+        let replaced = lan::replaced(&self.settings.tun, self.device).unwrap_or_default();
+        let told = replaced.iter().take(MAX_ROUTES).map(
+            |it| json!({"route": it.route.to_string(), "network": it.network.to_string(), "interface": it.interface}),
+        );
         told.collect()
     }
 

@@ -22,6 +22,7 @@ pub(super) fn findings(facts: &Value) -> Vec<Finding> {
     found.extend(clock(facts));
     found.extend(device(host));
     found.extend(list(&host["routes"]).iter().filter_map(|route| kernel_route(route, host)));
+    found.extend(list(&host["routes_replaced"]).iter().map(|replaced| replaced_route(replaced, host)));
     found.extend(lighthouses(host));
     found.extend(names(&host["names"]));
     found.extend(relays(host));
@@ -377,6 +378,18 @@ fn kernel_route(route: &Value, host: &Value) -> Option<Finding> {
             Finding::error("route_missing", about, cause, &advice)
         }
     })
+}
+
+fn replaced_route(replaced: &Value, host: &Value) -> Finding {
+    let (route, network) = (text(&replaced["route"]), text(&replaced["network"]));
+    let about = format!("the network {network} of {}", text(&replaced["interface"]));
+    let cause = format!(
+        "tun.unsafe_routes leads {route} into the overlay ({}), so the machines on that link are not reached directly",
+        text(&host["device"])
+    );
+    let advice = "On hosts of that network take the route out of tun.unsafe_routes, or give it `install: false`; then restart \
+                  nebula, and bring the link's own route back (`ip route`).";
+    Finding::warning("lan_replaced", about, cause, advice)
 }
 
 fn lighthouses(host: &Value) -> Vec<Finding> {

@@ -22,6 +22,7 @@ fn facts() -> Value {
             "link": {"present": true, "up": true, "mtu": 1300, "addresses": ["10.42.0.7"]},
             "mtu": {"tun": 1300, "device": 1300},
             "routes": [{"network": "10.42.0.0/16", "to_overlay": true, "device": "nebula1"}],
+            "routes_replaced": [],
             "names": {"domain": "nebula.internal", "server": "10.42.0.7:53", "told": "systemd-resolved", "error": null},
             "clock_step": null,
         },
@@ -179,6 +180,9 @@ causes! {
     path_too_small_for_the_mtu:
         with(facts(), "/paths", json!([{"peer": "10.42.0.9", "endpoint": "192.0.2.9:4242", "device": "wg0", "mtu": 1320,
             "overhead": 60, "local": false}])) => "path_mtu", ["1360", "tun.mtu to 1260"];
+    route_that_takes_the_place_of_the_lan:
+        host("/routes_replaced", json!([{"route": "192.168.7.0/24", "network": "192.168.7.0/24", "interface": "eth0"}]))
+        => "lan_replaced", ["192.168.7.0/24 of eth0", "tun.unsafe_routes", "(nebula1)", "install: false"];
     route_of_the_overlay_gone:
         host("/routes/0", json!({"network": "10.42.0.0/16", "to_overlay": false, "text": "network is unreachable"}))
         => "route_missing", ["ip route add 10.42.0.0/16 dev nebula1"];
