@@ -6,6 +6,7 @@ mod arguments;
 mod daemon;
 mod doctor;
 mod print;
+mod width;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -44,7 +45,13 @@ fn main() -> ExitCode {
             let text = match (arguments.json, command) {
                 (true, Command::Doctor | Command::Why { .. }) => print::json(&doctor::document(&findings, &answer)),
                 (true, _) => print::json(&answer),
-                (false, _) => print::readable(command, &shown, &findings),
+                (false, _) => match (print::readable(command, &shown, &findings), width::of_output()) {
+                    // The tables of other commands are not sentences.
+                    (text, Some(width)) if matches!(command, Command::Doctor | Command::Why { .. }) => {
+                        width::wrap(&text, width)
+                    }
+                    (text, _) => text,
+                },
             };
             say(&text, ExitCode::from(code))
         }
