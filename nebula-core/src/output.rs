@@ -7,7 +7,7 @@ use nebula_cert::{Fingerprint, VerifiedCertificate, Version};
 
 use crate::GatewayState;
 use crate::counters::{Direction, DropReason};
-use crate::diagnosis::Attempt;
+use crate::diagnosis::{Attempt, DeniedFlow};
 use crate::index::{LocalIndex, RelayIndex, RemoteIndex};
 use crate::wire::header::MessageType;
 use crate::wire::ip::FlowKey;
@@ -297,6 +297,8 @@ pub enum Event {
         /// How many since the last such event.
         refused: usize,
     },
+    /// A flow is denied. Only a sample, and reported only while debug logging is on: each kind of flow once a second.
+    FlowDenied(Box<DeniedFlow>),
     /// Something changed about a gateway of a subnet route with several gateways.
     Gateway {
         /// Its overlay address.

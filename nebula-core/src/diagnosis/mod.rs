@@ -8,7 +8,7 @@ mod refusal;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use nebula_cert::Fingerprint;
+use nebula_cert::{Certificate, Fingerprint};
 
 use crate::counters::{Direction, DropReason};
 use crate::firewall::NearMiss;
@@ -124,6 +124,44 @@ pub struct Dropped {
     pub times: u32,
     /// If no rule allowed the packet: the rule that comes nearest to allowing it.
     pub nearest: Option<NearMiss>,
+}
+
+/// A flow that this node denies. Complete in itself, so that it can be recorded elsewhere than in a log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeniedFlow {
+    /// Direction of the packet.
+    pub direction: Direction,
+    /// Its addresses, ports and protocol.
+    pub flow: FlowKey,
+    /// Why.
+    pub reason: DropReason,
+    /// This node.
+    pub own: Party,
+    /// The peer whose tunnel the packet came through or would have used.
+    pub peer: Option<Party>,
+    /// If no rule allows it: the rule of that direction that comes nearest.
+    pub nearest: Option<NearMiss>,
+}
+
+/// One end of a flow, by its certificate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Party {
+    /// Overlay addresses.
+    pub addresses: Vec<IpAddr>,
+    /// Name.
+    pub name: String,
+    /// Groups.
+    pub groups: Vec<String>,
+}
+
+impl From<&Certificate> for Party {
+    fn from(certificate: &Certificate) -> Self {
+        Self {
+            addresses: certificate.networks().iter().map(ipnet::IpNet::addr).collect(),
+            name: certificate.name().to_owned(),
+            groups: certificate.groups().to_vec(),
+        }
+    }
 }
 
 /// Certificates that take turns at one overlay address.

@@ -122,6 +122,7 @@ impl Stage<'_> {
         }
         self.hear(tunnel, from, run, || only_measures(buffer, run));
         self.lane.coalescer.tunnel = Some(index);
+        let before = self.lane.counters.get(Counter::BytesIn);
         let mut last = None;
         for piece in run.iter().filter(|piece| piece.good) {
             let plaintext = piece.range.start + HEADER_LEN..piece.range.end - TAG_LEN;
@@ -138,6 +139,8 @@ impl Stage<'_> {
                 }
             }
         }
+        // Once for a run, from what the lane counts anyway.
+        tunnel.session.count_received(self.lane.counters.get(Counter::BytesIn).wrapping_sub(before));
     }
 
     /// The tunnel of an initiator that this node has answered but not yet heard from through the tunnel.

@@ -41,6 +41,7 @@ pub(super) fn seal(lane: &mut Lane, tunnel: &Tunnel, cut: &Cut<'_>, carrier: &Ca
     }
     lane.counters.add(Counter::PacketsOut, count as u64);
     lane.counters.add(Counter::BytesOut, bytes as u64);
+    tunnel.session.count_sent(bytes as u64);
     Ok(())
 }
 

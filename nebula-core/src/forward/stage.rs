@@ -37,7 +37,7 @@ impl Stage<'_> {
     /// good and counts them. Returns `true` if any is good.
     pub(super) fn authenticate(&mut self, buffer: &mut [u8], tunnel: &Tunnel, run: &mut [Piece]) -> bool {
         let counters = &self.lane.counters;
-        let window = &tunnel.session.replay;
+        let window = &tunnel.session.received.replay;
         let refuse = |piece: &mut Piece, reason| {
             piece.good = false;
             counters.drop_one(Direction::Inbound, reason);

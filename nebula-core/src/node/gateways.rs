@@ -125,7 +125,7 @@ impl Node {
         let tunnel = self.forwarder.tunnels().by_address(address);
         let counters = |tunnel: &Arc<Tunnel>| {
             let session = &tunnel.session;
-            (tunnel.local_index, session.next_counter(), session.replay.highest())
+            (tunnel.local_index, session.next_counter(), session.received.replay.highest())
         };
         let seen = Seen {
             tunnel: tunnel.as_ref().map(counters),
@@ -160,7 +160,7 @@ impl Node {
         }
         for address in &tunnel.peer_addresses {
             if let Some(watched) = self.gateways.watched.get_mut(address) {
-                watched.watch.note_received(tunnel.local_index, tunnel.session.replay.highest());
+                watched.watch.note_received(tunnel.local_index, tunnel.session.received.replay.highest());
             }
         }
     }

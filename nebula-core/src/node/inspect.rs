@@ -47,6 +47,10 @@ pub struct TunnelStatus {
     pub message_counter: u64,
     /// Highest counter received.
     pub received_counter: u64,
+    /// Bytes of overlay packets sent in this tunnel; a new handshake begins at 0.
+    pub bytes_sent: u64,
+    /// Bytes of overlay packets that came in this tunnel and were delivered.
+    pub bytes_received: u64,
     /// Version of the peer's certificate.
     pub version: Version,
     /// This node started the handshake.
@@ -233,7 +237,9 @@ impl Node {
             local_index: tunnel.local_index,
             remote_index: tunnel.remote_index,
             message_counter: tunnel.session.next_counter(),
-            received_counter: tunnel.session.replay.highest(),
+            received_counter: tunnel.session.received.replay.highest(),
+            bytes_sent: tunnel.session.bytes_sent(),
+            bytes_received: tunnel.session.bytes_received(),
             version: tunnel.peer.version(),
             paths: self.path_statuses(live),
             path_reason: live.choice.as_ref().map(|choice| choice.reason()),
@@ -344,7 +350,7 @@ impl Node {
         let mut heard = BTreeMap::new();
         for lighthouse in &self.config.lighthouse.hosts {
             if let Some(tunnel) = self.forwarder.tunnels().by_address(*lighthouse) {
-                heard.insert(*lighthouse, tunnel.session.replay.highest());
+                heard.insert(*lighthouse, tunnel.session.received.replay.highest());
             }
         }
         heard

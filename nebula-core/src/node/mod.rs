@@ -11,6 +11,7 @@
 //! - `inspect` has the read-only views.
 
 mod confirmation;
+mod denied;
 mod gateways;
 mod handshakes;
 mod held;
@@ -215,8 +216,7 @@ impl Node {
             Punt::PathUnexamined { tunnel, waits } => self.paths(now).examine(tunnel, waits),
             Punt::Confirmed { tunnel, from } => self.handle_confirmed(now, tunnel, from),
             Punt::Dropped { direction, flow, reason, tunnel } => {
-                let peer = tunnel.and_then(|index| self.tunnels.get(index)?.tunnel.peer_addresses.first().copied());
-                self.journal.dropped(now, (direction, reason), flow, peer);
+                self.handle_dropped(now, (direction, reason), flow, tunnel);
             }
         }
     }

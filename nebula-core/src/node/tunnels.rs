@@ -122,7 +122,7 @@ impl Live {
     ) -> Decision {
         let tunnel = &self.tunnel;
         // An answer to a test shows that the peer is alive, but not that it sends packets by this tunnel.
-        let highest = tunnel.session.replay.highest();
+        let highest = tunnel.session.received.replay.highest();
         let peer_uses_it = highest.saturating_sub(self.heard_to) > self.answers;
         (self.heard_to, self.answers, self.is_answered) = (highest, 0, false);
         let own = config.identity.networks().first().map(ipnet::IpNet::addr);

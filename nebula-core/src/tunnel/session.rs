@@ -32,10 +32,28 @@ pub struct Session {
     pub send_key: AeadKey,
     /// Opens incoming datagrams.
     pub receive_key: AeadKey,
-    /// Next send counter. Padded, because every run sent writes it while other lanes read the keys.
-    next: CachePadded<AtomicU64>,
+    /// Padded, because every run sent writes it while other lanes read the keys.
+    sent: CachePadded<Sent>,
+    /// What came from the peer.
+    pub(crate) received: CachePadded<Received>,
+}
+
+/// What was sent.
+#[derive(Debug)]
+struct Sent {
+    /// Next send counter.
+    next: AtomicU64,
+    /// Bytes of overlay packets.
+    bytes: AtomicU64,
+}
+
+/// What came from the peer.
+#[derive(Debug)]
+pub(crate) struct Received {
     /// Which counters of the peer were accepted.
-    pub(crate) replay: CachePadded<ReplayWindow>,
+    pub(crate) replay: ReplayWindow,
+    /// Bytes of overlay packets that were delivered.
+    bytes: AtomicU64,
 }
 
 /// Upper bound on the counters that one call of [`Session::reserve`] takes: more than the segments of a super-packet,
@@ -64,8 +82,8 @@ impl Session {
         Self {
             send_key: AeadKey::new(keys.cipher, &keys.send),
             receive_key: AeadKey::new(keys.cipher, &keys.receive),
-            next: CachePadded::new(AtomicU64::new(counter)),
-            replay: CachePadded::new(ReplayWindow::new()),
+            sent: CachePadded::new(Sent { next: AtomicU64::new(counter), bytes: AtomicU64::new(0) }),
+            received: CachePadded::new(Received { replay: ReplayWindow::new(), bytes: AtomicU64::new(0) }),
         }
     }
 
@@ -75,23 +93,43 @@ impl Session {
         let last_start = Self::REJECT_AFTER.checked_sub(n)?;
         // Checking first keeps the counter from creeping towards a wrap once it is exhausted; the second check catches
         // lanes that passed the first one at the same time.
-        if self.next.load(Ordering::Relaxed) > last_start {
+        if self.sent.next.load(Ordering::Relaxed) > last_start {
             return None;
         }
-        let first = self.next.fetch_add(n, Ordering::Relaxed);
+        let first = self.sent.next.fetch_add(n, Ordering::Relaxed);
         (first <= last_start).then_some(first)
     }
 
     /// The counter that would be taken next.
     #[must_use]
     pub fn next_counter(&self) -> u64 {
-        self.next.load(Ordering::Relaxed)
+        self.sent.next.load(Ordering::Relaxed)
+    }
+
+    /// Counts the bytes of one (super-)packet that was sealed. The cache line is this lane's: it has just reserved there.
+    pub(crate) fn count_sent(&self, bytes: u64) {
+        self.sent.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Counts the bytes that a run of datagrams delivered.
+    pub(crate) fn count_received(&self, bytes: u64) {
+        self.received.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes of overlay packets sent.
+    pub(crate) fn bytes_sent(&self) -> u64 {
+        self.sent.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of overlay packets delivered.
+    pub(crate) fn bytes_received(&self) -> u64 {
+        self.received.bytes.load(Ordering::Relaxed)
     }
 
     /// Continues with `counter`.
     #[cfg(test)]
     pub(crate) fn skip_to(&self, counter: u64) {
-        self.next.store(counter, Ordering::Relaxed);
+        self.sent.next.store(counter, Ordering::Relaxed);
     }
 
     /// Whether the tunnel should be replaced by a new handshake.

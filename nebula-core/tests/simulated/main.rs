@@ -11,6 +11,7 @@ mod causes;
 mod close_tunnel;
 mod confirmation;
 mod dead_peer;
+mod denied_flows;
 mod determinism;
 mod diagnosis;
 mod diagram;

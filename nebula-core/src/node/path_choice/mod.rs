@@ -108,7 +108,7 @@ pub(super) struct Carried {
 impl Carried {
     /// Those of this tunnel at this time.
     pub(super) fn of(tunnel: &Tunnel) -> Self {
-        Self { sent: tunnel.session.next_counter(), received: tunnel.session.replay.highest() }
+        Self { sent: tunnel.session.next_counter(), received: tunnel.session.received.replay.highest() }
     }
 
     fn both(self) -> u64 {

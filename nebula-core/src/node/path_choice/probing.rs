@@ -113,7 +113,7 @@ impl Paths<'_> {
             choice.note_foreign();
             goes_first && choice.leads(self.now)
         });
-        let missing = tunnel.session.replay.missing(u64::from(probe.span).min(super::MAX_SPAN));
+        let missing = tunnel.session.received.replay.missing(u64::from(probe.span).min(super::MAX_SPAN));
         let body = probe.reply(leads, u16::try_from(missing).unwrap_or(u16::MAX));
         if self.may_answer(tunnel, from, body.len())
             && let Some(reply) = seal(tunnel, MessageType::TestReply, &body)
@@ -158,7 +158,7 @@ impl Paths<'_> {
         let relay = self.hops.entries.get(hop).and_then(Entry::hop)?.tunnel;
         let sent = u64::from(probe.span).min(super::MAX_SPAN);
         // A few of them may be probes that the peer sent by other relays.
-        (sent >= MIN_FOREIGN_LOAD).then(|| (relay, Load { sent, missing: tunnel.session.replay.missing(sent) }))
+        (sent >= MIN_FOREIGN_LOAD).then(|| (relay, Load { sent, missing: tunnel.session.received.replay.missing(sent) }))
     }
 
     /// A peer owes an answer: has it tried elsewhere a little later, if it may be elsewhere.

@@ -186,7 +186,7 @@ impl Node {
                 || self.config.is_lighthouse(*address)
                 || self.config.keep.peers.contains(address)
         };
-        let is_busy = tunnel.session.next_counter().max(tunnel.session.replay.highest()) > MAX_SURVEY_MESSAGES
+        let is_busy = tunnel.session.next_counter().max(tunnel.session.received.replay.highest()) > MAX_SURVEY_MESSAGES
             || self.hops.entries.of_tunnel(tunnel.local_index).any(|hop| !self.config.is_lighthouse(hop.key.far))
             || self.tunnels.of_peer(relay).len() > 1
             || tunnel.peer.groups().iter().any(|group| self.config.keep.groups.contains(group));
