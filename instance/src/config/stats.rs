@@ -27,6 +27,8 @@ pub enum Sink {
         namespace: String,
         /// Second part of every name, if any.
         subsystem: String,
+        /// How many peers have series of their own.
+        max_peers: usize,
     },
     /// Sent to Graphite over TCP.
     Graphite {
@@ -63,7 +65,9 @@ impl Stats {
                 }
                 let path = required("stats.path", "should not be empty")?;
                 let (namespace, subsystem) = (text("stats.namespace"), text("stats.subsystem"));
-                Sink::Prometheus { listen, path, namespace, subsystem }
+                let max_peers = section.int("stats.max_peers", 0..=65_535).unwrap_or(DEFAULT_MAX_PEERS);
+                let max_peers = usize::try_from(max_peers).unwrap_or_default();
+                Sink::Prometheus { listen, path, namespace, subsystem, max_peers }
             }
             "graphite" => {
                 let protocol = section.string("stats.protocol").unwrap_or_else(|| "tcp".to_owned());
@@ -82,6 +86,9 @@ impl Stats {
         Ok(Some(Self { sink, interval }))
     }
 }
+
+// Each peer adds six lines to the page, and as many series to the database for as long as it keeps data.
+const DEFAULT_MAX_PEERS: i64 = 256;
 
 fn refuse(key: &str, cause: String) -> Refused {
     Refused::new("Failed to start stats emitter", cause).at(key)

@@ -33,7 +33,7 @@ impl Sender {
         let body = move || {
             while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
                 let now = unix_now();
-                let text = lines.make(&metrics.read(now), now);
+                let text = lines.make(&metrics.read(now, 0), now);
                 if let Err(error) = send(&host, &text) {
                     tracing::error!(%error, "Failed to send stats to graphite");
                 }

@@ -5,6 +5,7 @@
 
 mod graphite;
 mod handshakes;
+mod help;
 mod prometheus;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -97,7 +98,7 @@ struct Reading {
     dropped: Vec<(&'static str, &'static str, u64)>,
     /// Own: what was put back on the tun device, how often.
     repairs: [(&'static str, u64); REPAIR_KINDS.len()],
-    /// Our own: the peers with a tunnel, the first [`MAX_PEERS`] by address.
+    /// Our own: the peers with a tunnel, the first by address.
     peers: Vec<TunnelStatus>,
     /// How many more peers there are.
     more_peers: usize,
@@ -141,7 +142,8 @@ impl Metrics {
         (facts.not_before, facts.not_after)
     }
 
-    fn read(&self, now: UnixTime) -> Reading {
+    /// `max_peers`: of how many peers.
+    fn read(&self, now: UnixTime, max_peers: usize) -> Reading {
         let counters = self.handle.counters();
         let count = |name: &str| counters.get(name).copied().unwrap_or(0) as f64;
         let handshakes = self.handshakes.summary();
@@ -191,10 +193,10 @@ impl Metrics {
         let own = counters.into_iter().filter(|(name, _)| !name.starts_with("dropped_")).collect();
         let mut peers = self.handle.tunnels();
         peers.retain(|tunnel| tunnel.primary);
-        let more_peers = peers.len().saturating_sub(MAX_PEERS);
-        peers.truncate(MAX_PEERS);
+        let more_peers = peers.len().saturating_sub(max_peers);
+        peers.truncate(max_peers);
         let (half_open, repairs) = (sizes.half_open, self.repairs.read());
-        let gateways = self.handle.gateways(MAX_PEERS);
+        let gateways = self.handle.gateways(MAX_GATEWAYS);
         let moved_flows = self.handle.moved_flows();
         Reading { metrics, handshakes, own, half_open, dropped, repairs, peers, more_peers, gateways, moved_flows }
     }
@@ -220,9 +222,9 @@ impl Emitter {
     pub(crate) fn start(stats: &Stats, metrics: &Arc<Metrics>) -> std::io::Result<Self> {
         let metrics = Arc::clone(metrics);
         let started = match &stats.sink {
-            Sink::Prometheus { listen, path, namespace, subsystem } => {
+            Sink::Prometheus { listen, path, namespace, subsystem, max_peers } => {
                 let names = prometheus::Names::new(namespace, subsystem);
-                prometheus::Server::start(listen, path.clone(), names, metrics)
+                prometheus::Server::start(listen, path.clone(), names, metrics, *max_peers)
                     .map(|server| Running::Prometheus { _server: server })
             }
             Sink::Graphite { host, prefix } => {
@@ -245,8 +247,7 @@ fn validity(identity: &Identity) -> (UnixTime, UnixTime) {
 const REPAIR_KINDS: [&str; 4] = ["address", "mtu", "route", "state"];
 const REPAIRS: &str = "link_repairs";
 const HALF_OPEN: &str = "half_open_handshakes";
-// Each peer adds three lines to the page, and as many series to the database for as long as it keeps data.
-const MAX_PEERS: usize = 256;
+const MAX_GATEWAYS: usize = 256;
 
 /// Go's names of the counters that exist here.
 const GO_COUNTERS: &[(&str, &str)] = &[

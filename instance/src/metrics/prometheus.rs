@@ -9,7 +9,7 @@ use std::time::Duration;
 use nebula_cert::listener::{Place, Places, Source};
 use nebula_core::{GatewayStatus, TunnelStatus};
 
-use super::{HALF_OPEN, Metrics, REPAIRS, Reading};
+use super::{HALF_OPEN, Metrics, REPAIRS, Reading, help};
 use crate::linux::clock::unix_now;
 use crate::listener::http::{self, Answer, Received, Request};
 use crate::listener::until_stopped::{self, Running, Stopped};
@@ -36,13 +36,19 @@ impl Names {
 
 impl Server {
     /// `listen` is `host:port`; without a host it means every address.
-    pub(super) fn start(listen: &str, path: String, names: Names, metrics: Arc<Metrics>) -> io::Result<Self> {
+    pub(super) fn start(
+        listen: &str,
+        path: String,
+        names: Names,
+        metrics: Arc<Metrics>,
+        max_peers: usize,
+    ) -> io::Result<Self> {
         let listener = names::bind(listen)
             .map_err(|error| io::Error::new(error.kind(), format!("stats.listen {listen}: {error}")))?;
         let address = listener.local_addr()?;
         // A client that leaves before it is accepted must not block the thread, which then could not be stopped.
         listener.set_nonblocking(true)?;
-        let page = Page { path, text: Box::new(move || text(&metrics.read(unix_now()), &names)) };
+        let page = Page { path, text: Box::new(move || text(&metrics.read(unix_now(), max_peers), &names)) };
         let running = until_stopped::spawn("stats", move |stopped| serve(&listener, &stopped, &Arc::new(page)))?;
         tracing::info!(addr = %address, "Starting prometheus stats listener");
         Ok(Self { _running: running })
@@ -111,7 +117,7 @@ fn text(reading: &Reading, names: &Names) -> String {
     let mut gauge = |name: &str, label: &str, value: f64| {
         let name = clean(name);
         if typed != name {
-            let _ = writeln!(out, "# TYPE {prefix}{name} gauge");
+            head(&mut out, prefix, &name, "gauge");
         }
         let _ = writeln!(out, "{prefix}{name}{label} {value}");
         typed = name;
@@ -138,15 +144,16 @@ fn text(reading: &Reading, names: &Names) -> String {
         gauge("handshakes", &format!("{{type=\"{kind}\"}}"), value);
     }
     for (name, value) in &reading.own {
-        let _ = writeln!(out, "# TYPE {prefix}{name}_total counter\n{prefix}{name}_total {value}");
+        head(&mut out, prefix, &format!("{name}_total"), "counter");
+        let _ = writeln!(out, "{prefix}{name}_total {value}");
     }
-    let half_open = reading.half_open;
-    let _ = writeln!(out, "# TYPE {prefix}{HALF_OPEN} gauge\n{prefix}{HALF_OPEN} {half_open}");
-    let _ = writeln!(out, "# TYPE {prefix}dropped_packets_total counter");
+    head(&mut out, prefix, HALF_OPEN, "gauge");
+    let _ = writeln!(out, "{prefix}{HALF_OPEN} {}", reading.half_open);
+    head(&mut out, prefix, "dropped_packets_total", "counter");
     for (direction, reason, value) in &reading.dropped {
         let _ = writeln!(out, "{prefix}dropped_packets_total{{direction=\"{direction}\",reason=\"{reason}\"}} {value}");
     }
-    let _ = writeln!(out, "# TYPE {prefix}{REPAIRS}_total counter");
+    head(&mut out, prefix, &format!("{REPAIRS}_total"), "counter");
     for (what, value) in &reading.repairs {
         let _ = writeln!(out, "{prefix}{REPAIRS}_total{{what=\"{what}\"}} {value}");
     }
@@ -167,7 +174,7 @@ fn of_gateways(out: &mut String, prefix: &str, reading: &Reading) {
         ("gateway_weight", |status| status.gateway.weight.get().into()),
     ];
     for (name, value) in metrics {
-        let _ = writeln!(out, "# TYPE {prefix}{name} gauge");
+        head(out, prefix, name, "gauge");
         for status in &reading.gateways {
             let (address, priority) = (status.gateway.address, status.gateway.priority);
             let network = status.network.trunc();
@@ -175,27 +182,36 @@ fn of_gateways(out: &mut String, prefix: &str, reading: &Reading) {
             let _ = writeln!(out, "{prefix}{name}{{{labels}}} {}", value(status));
         }
     }
-    let _ = writeln!(out, "# TYPE {prefix}moved_flows gauge\n{prefix}moved_flows {}", reading.moved_flows);
+    head(out, prefix, "moved_flows", "gauge");
+    let _ = writeln!(out, "{prefix}moved_flows {}", reading.moved_flows);
 }
 
 fn of_peers(out: &mut String, prefix: &str, reading: &Reading) {
     type Value = fn(&TunnelStatus) -> u64;
-    let metrics: [(&str, &str, Value); 3] = [
+    let metrics: [(&str, &str, Value); 5] = [
+        ("peer_bytes_sent_total", "counter", |tunnel| tunnel.bytes_sent),
+        ("peer_bytes_received_total", "counter", |tunnel| tunnel.bytes_received),
         ("peer_messages_sent_total", "counter", |tunnel| tunnel.message_counter.saturating_sub(1)),
         ("peer_messages_received_total", "counter", |tunnel| tunnel.received_counter),
         ("peer_direct", "gauge", |tunnel| u64::from(tunnel.endpoint.is_some())),
     ];
     for (name, kind, value) in metrics {
-        let _ = writeln!(out, "# TYPE {prefix}{name} {kind}");
+        head(out, prefix, name, kind);
         for tunnel in &reading.peers {
             let _ = writeln!(out, "{prefix}{name}{} {}", of(tunnel), value(tunnel));
         }
     }
-    let _ = writeln!(out, "# TYPE {prefix}peer_path_mtu_bytes gauge");
+    head(out, prefix, "peer_path_mtu_bytes", "gauge");
     for (tunnel, mtu) in reading.peers.iter().filter_map(|tunnel| Some((tunnel, tunnel.path_mtu?))) {
         let _ = writeln!(out, "{prefix}peer_path_mtu_bytes{} {mtu}", of(tunnel));
     }
-    let _ = writeln!(out, "# TYPE {prefix}peers_not_listed gauge\n{prefix}peers_not_listed {}", reading.more_peers);
+    head(out, prefix, "peers_not_listed", "gauge");
+    let _ = writeln!(out, "{prefix}peers_not_listed {}", reading.more_peers);
+}
+
+/// What stands above the values of a metric.
+fn head(out: &mut String, prefix: &str, name: &str, kind: &str) {
+    let _ = writeln!(out, "# HELP {prefix}{name} {}\n# TYPE {prefix}{name} {kind}", help::of(name));
 }
 
 /// The labels of a peer.
@@ -314,6 +330,7 @@ mod tests {
             "n_s_hostmap_main_hosts 2",
             "# TYPE n_s_handshakes gauge",
             "n_s_handshakes{type=\"perc999\"} 0",
+            "# HELP n_s_packets_in_total Overlay packets delivered to the device, before they are joined.",
             "# TYPE n_s_packets_in_total counter",
             "n_s_packets_in_total 7",
             "# TYPE n_s_half_open_handshakes gauge",

@@ -10,7 +10,7 @@ use tracing::Level;
 
 use crate::log;
 use crate::metrics::Handshakes;
-use crate::overlay::cause;
+use crate::overlay::{cause, denied};
 
 /// Logs the events of a node that runs without a [`Driver`](nebula_core::io::Driver), until their sender is dropped.
 pub fn log_until_closed(events: Receiver<Event>) {
@@ -59,6 +59,9 @@ fn admits(event: &Event) -> bool {
         }
         Event::Gateway { address, before, state, .. } if before.takes_flows() != state.takes_flows() => {
             ("Gateway of unsafe routes", of(&[*address], None))
+        }
+        Event::FlowDenied(denied) => {
+            return log::admits(Level::DEBUG, denied::line(denied), &of(&[denied.flow.remote], None));
         }
         Event::HandshakeRefused { from, .. } => {
             let source = log::network_of(from.ip()).to_string();
@@ -162,11 +165,12 @@ fn log_one(event: &Event) {
             tracing::debug!(vpnAddrs = ?list(&[*address]), before = before.name(), state = state.name(),
                 durationNs = nanos(*after), "A gateway of unsafe routes has another state");
         }
+        Event::FlowDenied(denied) => denied::log_one(denied),
         _ => tracing::debug!("an event that has no line of its own"),
     }
 }
 
-fn list<T: ToString>(items: &[T]) -> log::Structured {
+pub(super) fn list<T: ToString>(items: &[T]) -> log::Structured {
     log::structured(items.iter().map(ToString::to_string).collect())
 }
 

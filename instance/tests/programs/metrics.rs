@@ -162,12 +162,27 @@ fn a_certificate_that_ends_soon_is_warned_of_and_its_time_left_is_a_metric() {
 fn the_dashboard_shows_every_metric_of_our_own_and_none_that_does_not_exist() {
     let port = free_tcp_port();
     let network = Network::new();
-    let daemon = start(&network, &ours(), &prometheus(port, "/metrics"));
+    // Only a host with unsafe routes has metrics of gateways.
+    let gateways = "tun: {disabled: true, unsafe_routes: [{route: 192.168.7.0/24, via: [{gateway: 10.42.0.8}, {gateway: 10.42.0.9}]}]}";
+    let more = format!("{gateways}\n{}", with(&prometheus(port, "/metrics")));
+    let daemon = network.start(&ours(), "host", &["10.42.0.7/16"], &more);
     let text = fetch(&daemon, port, "/metrics", "200 OK");
     let own: Vec<&str> =
         types(&text).into_iter().filter(|(name, kind)| !is_of_go(name, kind)).map(|(name, _)| name).collect();
     // The metrics of peers have no line without a peer.
-    assert!(own.contains(&"nebula_peer_direct") && own.contains(&"nebula_half_open_handshakes"), "{own:?}");
+    for name in
+        ["nebula_peer_direct", "nebula_peer_bytes_sent_total", "nebula_half_open_handshakes", "nebula_gateway_up"]
+    {
+        assert!(own.contains(&name), "{own:?}");
+    }
+    // Each has a text.
+    for name in types(&text).into_keys() {
+        let help = format!("# HELP {name} ");
+        assert!(
+            text.lines().any(|line| line.strip_prefix(&help).is_some_and(|help| help.ends_with('.'))),
+            "{name}\n{text}"
+        );
+    }
     let mut known: BTreeSet<&str> = names(&text).iter().map(|name| name.split('{').next().unwrap()).collect();
     known.extend(&own);
     let dashboard = include_str!("../../../deploy/grafana-dashboard.json");
@@ -182,6 +197,54 @@ fn the_dashboard_shows_every_metric_of_our_own_and_none_that_does_not_exist() {
     let shown: BTreeSet<&str> = dashboard.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').collect();
     let unseen: Vec<_> = own.into_iter().filter(|name| !shown.contains(name)).collect();
     assert!(unseen.is_empty(), "no panel shows {unseen:?}");
+    // So do the alerts, which also have metrics of the CA and the agent.
+    let sources = [
+        include_str!("../../../ca/src/metrics.rs"),
+        include_str!("../../../agent/src/listener.rs"),
+        include_str!("../../../agent/src/metrics/mod.rs"),
+        include_str!("../../../agent/src/metrics/table.rs"),
+    ];
+    let rules = include_str!("../../../deploy/prometheus-rules.yaml");
+    let mut used = 0;
+    for line in rules.lines().filter_map(|line| line.trim().strip_prefix("expr: ")) {
+        for word in
+            line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').filter(|word| word.starts_with("nebula_"))
+        {
+            let is_elsewhere = sources
+                .iter()
+                .any(|source| source.contains(&format!("\"{word}\"")) || source.contains(&format!("{word} ")));
+            assert!(known.contains(word) || is_elsewhere, "{word} is in an alert and nowhere else");
+            used += 1;
+        }
+    }
+    assert!(used > 15);
+    let reasons: Vec<_> = rules.split("reason=\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+    for reason in reasons {
+        assert!(text.contains(&format!("reason=\"{reason}\"")), "{reason}");
+    }
+}
+
+#[test]
+fn peers_beyond_the_configured_number_have_no_series() {
+    let [port, peer_port] = [free_tcp_port(), loopback::free_udp_port()];
+    let network = Network::new();
+    let stats =
+        |max: u32| prometheus(port, "/metrics").replace("interval: 1s", &format!("interval: 1s, max_peers: {max}"));
+    let map =
+        format!("static_host_map: {{10.42.0.8: ['127.0.0.1:{peer_port}']}}\nlighthouse: {{hosts: [10.42.0.8]}}\n");
+    let daemon = network.start(&ours(), "host", &["10.42.0.7/16"], &format!("{map}{}", with(&stats(1))));
+    let _peer = network.start(
+        &ours(),
+        "peer",
+        &["10.42.0.8/16"],
+        &format!("listen: {{host: 127.0.0.1, port: {peer_port}}}\nlighthouse: {{am_lighthouse: true}}"),
+    );
+    let text = fetch(&daemon, port, "/metrics", "nebula_peer_direct{");
+    assert_eq!(value(&text, "nebula_peers_not_listed"), 0.0);
+    assert!(text.contains("nebula_peer_bytes_sent_total{address=\"10.42.0.8\",peer=\"peer\"} 0"), "{text}");
+    daemon.reload(&format!("{map}{}", with(&stats(0))));
+    let text = fetch(&daemon, port, "/metrics", "nebula_peers_not_listed 1");
+    assert!(!text.contains("10.42.0.8"), "{text}");
 }
 
 #[test]

@@ -36,7 +36,9 @@ fn tcp(port: u16, group: &str) -> Rule {
 
 fn denied(net: &SimNet, host: HostId) -> Vec<DeniedFlow> {
     let events = net.events(host).iter();
-    events.filter_map(|event| if let Event::FlowDenied(denied) = event { Some((**denied).clone()) } else { None }).collect()
+    events
+        .filter_map(|event| if let Event::FlowDenied(denied) = event { Some((**denied).clone()) } else { None })
+        .collect()
 }
 
 /// `a` of the group web asks two closed UDP ports of `b`, one of them three times.

@@ -130,10 +130,13 @@ fn peers(answer: &Value) -> String {
             show(&peer["mtu"]),
             show(&peer["messages_sent"]),
             show(&peer["messages_received"]),
+            bytes(&peer["bytes_sent"]),
+            bytes(&peer["bytes_received"]),
             format!("v{}", show(&peer["certificate_version"])),
         ]
     });
-    let mut text = table(["NAME", "ADDRESSES", "ENDPOINT", "MTU", "SENT", "RECEIVED", "CERT"], rows);
+    let head = ["NAME", "ADDRESSES", "ENDPOINT", "MTU", "SENT", "RECEIVED", "BYTES OUT", "BYTES IN", "CERT"];
+    let mut text = table(head, rows);
     if answer["more"].as_u64().unwrap_or(0) > 0 {
         text += &format!("and {} more\n", show(&answer["more"]));
     }
@@ -379,6 +382,16 @@ fn expiry(seconds: i64) -> String {
     if seconds < 0 { format!("EXPIRED {} ago", span(-seconds)) } else { format!("{} left", span(seconds)) }
 }
 
+/// A number of bytes in its largest unit.
+fn bytes(value: &Value) -> String {
+    let Some(count) = value.as_u64() else { return show(value) };
+    let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    match units.into_iter().find(|(_, bits)| count >> bits > 0) {
+        Some((unit, bits)) => format!("{:.1} {unit}", count as f64 / (1_u64 << bits) as f64),
+        None => format!("{count} B"),
+    }
+}
+
 /// A time span in its two largest units.
 fn span(seconds: i64) -> String {
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
@@ -416,12 +429,14 @@ mod tests {
     #[test]
     fn columns_line_up_and_names_of_peers_cannot_move_the_cursor() {
         let peer = json!({"name": "web\n10.0.0.1\u{1b}[2J", "addresses": ["10.42.0.7"], "endpoint": null, "relay": "10.42.0.1",
-            "messages_sent": 1, "messages_received": 22, "certificate_version": 2});
+            "messages_sent": 1, "messages_received": 22, "bytes_sent": 900, "bytes_received": 3_221_225_472_u64,
+            "certificate_version": 2});
         let answer = visible_values(&json!({"peers": [peer], "more": 0, "handshaking": []}));
         let text = readable(&Command::Peers, &answer, &[]);
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines.len(), 2, "{text}");
         assert_eq!(lines[0].find("ADDRESSES"), lines[1].find("10.42.0.7"));
+        assert!(lines[1].contains("900 B") && lines[1].contains("3.0 GiB"), "{text}");
         assert!(lines[1].starts_with("web\\n10.0.0.1\\u{1b}[2J  10.42.0.7"), "{text}");
     }
 

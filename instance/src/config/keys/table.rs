@@ -400,6 +400,13 @@ pub(super) const KEYS: &[Key] = &[
     key("stats.namespace", Text, "none", OnReload, "first part of names in Prometheus"),
     key("stats.subsystem", Text, "none", OnReload, "second part of names in Prometheus"),
     key(
+        "stats.max_peers",
+        Number(0, 65535),
+        "256",
+        OnReload,
+        "peers with metrics of their own in Prometheus, the first by address; 0 none (not in Go)",
+    ),
+    key(
         "stats.message_metrics",
         Boolean,
         "false",

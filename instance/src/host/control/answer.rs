@@ -40,6 +40,8 @@ pub(super) fn tunnel(tunnel: &TunnelStatus) -> Value {
         "remote_index": tunnel.remote_index.0,
         "messages_sent": tunnel.message_counter.saturating_sub(1),
         "messages_received": tunnel.received_counter,
+        "bytes_sent": tunnel.bytes_sent,
+        "bytes_received": tunnel.bytes_received,
         "handshake_ms": tunnel.handshake.map(|took| took.as_secs_f64() * 1000.0),
     })
 }

@@ -35,6 +35,11 @@ pub(super) const CASES: &[Case] = &[
         "stats: {type: prometheus, listen: 127.0.0.1:18080, path: /metrics, namespace: n, subsystem: s, \
          interval: 10s, message_metrics: true, lighthouse_metrics: true}",
     ),
+    remarked(
+        "metrics of more peers than there are ports",
+        "stats: {type: prometheus, listen: 127.0.0.1:18080, path: /metrics, interval: 10s, max_peers: 65536}",
+        "stats.max_peers",
+    ),
     good("graphite", "stats: {type: graphite, prefix: nebula, protocol: tcp, host: 127.0.0.1:19999, interval: 10s}"),
     refused("stats type unknown", "stats: {type: statsd, interval: 10s}", "stats.type was not understood: statsd"),
     refused(

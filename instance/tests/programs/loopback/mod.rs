@@ -72,7 +72,8 @@ impl Network {
         networks: &[&str],
         more: &str,
     ) -> Daemon {
-        let device = "tun: {disabled: true}\n";
+        let has_tun = more.lines().any(|line| line.starts_with("tun:"));
+        let device = if has_tun { "" } else { "tun: {disabled: true}\n" };
         let fixed = format!("{}{device}", self.pki(name));
         let config = self.configure_as(name, certified, groups, networks, &format!("{device}{more}"));
         let log = config.with_extension("log");

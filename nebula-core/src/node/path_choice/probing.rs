@@ -158,7 +158,8 @@ impl Paths<'_> {
         let relay = self.hops.entries.get(hop).and_then(Entry::hop)?.tunnel;
         let sent = u64::from(probe.span).min(super::MAX_SPAN);
         // A few of them may be probes that the peer sent by other relays.
-        (sent >= MIN_FOREIGN_LOAD).then(|| (relay, Load { sent, missing: tunnel.session.received.replay.missing(sent) }))
+        (sent >= MIN_FOREIGN_LOAD)
+            .then(|| (relay, Load { sent, missing: tunnel.session.received.replay.missing(sent) }))
     }
 
     /// A peer owes an answer: has it tried elsewhere a little later, if it may be elsewhere.
