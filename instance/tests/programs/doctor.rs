@@ -138,6 +138,9 @@ fn the_cause_of_each_mistake_on_a_real_kernel_is_named() {
     site.must(&["nft", "-f", &file]);
     site.assert_found(&["why", B], "local_firewall");
     site.must(&["nft", "delete", "table", "inet", "doctor"]);
+    site.must(&["ip", "route", "add", "unreachable", "192.0.2.3/32"]);
+    site.assert_found(&["why", B], "no_underlay_route");
+    site.must(&["ip", "route", "del", "unreachable", "192.0.2.3/32"]);
     site.world.stop("b", Signal::SIGKILL);
     site.assert_found(&["why", B], "port_closed");
     let namespace = site.world.namespace_of("b");
@@ -183,6 +186,27 @@ fn the_cause_of_each_mistake_on_a_real_kernel_is_named() {
     let (_, answer) = site.ctl(&["doctor"]);
     let drop = &answer["facts"]["drops"][0];
     assert_eq!((&drop["nearest"]["index"], &drop["nearest"]["differs"][0]), (&1.into(), &"peer".into()), "{drop}");
+
+    // Debug logging has a line for each denied flow.
+    let (code, _) = site.ctl(&["log-level", "debug"]);
+    assert_eq!(code, 0);
+    site.wait("line about the denied flow", |site| {
+        let _ = site.world.exec("l", &["timeout", "1", "bash", "-c", &format!("</dev/tcp/{to}/443")]);
+        let log = site.world.log("a");
+        let line = log.lines().find(|line| line.contains("dropping inbound packet")).unwrap_or_default();
+        ["certName=l", "ownName=a", "reason=no_rule", "firewall.inbound #1 differs in peer", "LocalPort:443"]
+            .iter()
+            .all(|part| line.contains(part))
+    });
+
+    // Packets that have no place in the overlay.
+    site.must(&["ip", "route", "add", "198.51.100.0/24", "dev", "neb0"]);
+    let _ = site.world.exec("a", &["ping", "-c", "1", "-W", "1", "198.51.100.9"]);
+    site.wait("no_route", |site| site.codes(&["doctor"]).1.iter().any(|code| code == "no_route"));
+    site.must(&["ip", "route", "del", "198.51.100.0/24", "dev", "neb0"]);
+    site.must(&["ip", "address", "add", "10.88.0.1/32", "dev", "neb0"]);
+    let _ = site.world.exec("a", &["ping", "-c", "1", "-W", "1", "-I", "10.88.0.1", L]);
+    site.assert_found(&["doctor"], "local_address");
 
     // The lighthouse is killed.
     site.world.stop("l", Signal::SIGKILL);

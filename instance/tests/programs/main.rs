@@ -43,6 +43,7 @@ mod emptied_state;
 mod enrol_timer;
 mod enrolment;
 mod fake_ca;
+mod faults;
 mod firewall_matrix;
 mod first_process;
 mod forbidden_calls;

@@ -95,6 +95,11 @@ impl Journal {
         entry.repeats = entry.repeats.saturating_add(1);
     }
 
+    /// Where `peer` calls from although this node answers.
+    pub(crate) fn unheard_from(&self, peer: IpAddr) -> Option<SocketAddr> {
+        self.unheard.get(&peer).map(|unheard| unheard.from)
+    }
+
     /// The answer of `peer`, or of another host in its place, was refused.
     pub(crate) fn refused(&mut self, now: Instant, peer: IpAddr, refusal: Refusal) {
         let attempt = self.attempts.entry(now, peer, MAX_PEERS, || fresh(peer, now));
@@ -170,7 +175,7 @@ impl Journal {
         before: (Fingerprint, SocketAddr),
         after: (Fingerprint, SocketAddr),
     ) {
-        let new = || Double { peer, seen: vec![before], names: Vec::new(), turns: 0, last: now };
+        let new = || Double { seen: vec![before], ..alone(peer, now) };
         let entry = self.doubles.entry(now, peer, MAX_DOUBLES, new);
         entry.last = now;
         match entry.seen.iter_mut().find(|(fingerprint, _)| *fingerprint == after.0) {
@@ -187,8 +192,7 @@ impl Journal {
 
     /// The certificates of two tunnels with `peer` have different names.
     pub(crate) fn named_differently(&mut self, now: Instant, peer: IpAddr, names: [&str; 2]) {
-        let new = || Double { peer, seen: Vec::new(), names: Vec::new(), turns: 0, last: now };
-        let entry = self.doubles.entry(now, peer, MAX_DOUBLES, new);
+        let entry = self.doubles.entry(now, peer, MAX_DOUBLES, || alone(peer, now));
         entry.last = now;
         for name in names {
             if !entry.names.iter().any(|known| known.eq_ignore_ascii_case(name)) && entry.names.len() < MAX_CERTIFICATES
@@ -251,6 +255,10 @@ impl Journal {
         }
         attempt
     }
+}
+
+fn alone(peer: IpAddr, now: Instant) -> Double {
+    Double { peer, seen: Vec::new(), names: Vec::new(), turns: 0, last: now }
 }
 
 fn fresh(peer: IpAddr, now: Instant) -> Attempt {

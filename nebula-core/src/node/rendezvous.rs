@@ -36,13 +36,18 @@ impl Node {
         }
     }
 
-    /// Sends a datagram for a tunnel that does not exist to each endpoint of `peer`, from the port of this node. A
+    /// Sends a datagram for a tunnel that does not exist to each endpoint of `peer`, and to where it calls from although
+    /// it does not hear the answers, from the port of this node. A
     /// Nebula there answers with a recv_error, which shows that UDP passes in both directions; [`Node::diagnosis`] has
     /// the answers.
     pub fn probe(&mut self, now: Instant, peer: IpAddr) {
         self.now = now;
         let mut endpoints = self.config.endpoints_of(peer, &self.lighthouse);
         endpoints.truncate(MAX_PROBED);
+        // From where it calls in vain, UDP passes towards this node.
+        if let Some(from) = self.journal.unheard_from(peer).filter(|from| !endpoints.contains(from)) {
+            endpoints.push(from);
+        }
         for endpoint in endpoints {
             let index = u32::from_be_bytes(self.random_bytes()).max(1);
             let mut datagram = Header { kind: MessageType::Data, index, counter: 1 }.to_bytes().to_vec();

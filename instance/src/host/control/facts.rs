@@ -58,6 +58,14 @@ impl Sources<'_> {
         self.document(&diagnosis, clocks, peers)
     }
 
+    /// What is known already about why there is no tunnel with these hosts. Nothing is sent.
+    pub(super) fn known_about(&self, peers: impl Iterator<Item = IpAddr>) -> Value {
+        let Some((now, diagnosis)) = self.handle.diagnosis() else { return Value::Null };
+        let clocks = Clocks { now, unix: self.now };
+        let told = peers.take(MAX_PEERS).map(|peer| self.peer(peer, &diagnosis, clocks, &[])).collect();
+        self.document(&diagnosis, clocks, told)
+    }
+
     /// Everything known about one peer. If there is no tunnel, starts a handshake and sends a probe datagram to each
     /// known endpoint.
     pub(super) fn about(&self, peer: IpAddr) -> Value {
@@ -259,7 +267,11 @@ impl Sources<'_> {
             "tunnels": told_tunnels.collect::<Value>(),
             "endpoints": endpoints.collect::<Value>(),
             "known": answer::whereabouts(peer, &known),
-            "unheard": unheard.and_then(|caller| self::unheard(caller, clocks)),
+            "unheard": unheard.and_then(|caller| {
+                let mut told = self::unheard(caller, clocks)?;
+                told["udp_passes"] = heard.contains(&caller.from).into();
+                Some(told)
+            }),
             "relay_states": relays.collect::<Value>(),
             "attempt": attempt.map(|attempt| told_attempt(attempt, clocks)),
             "relay_hops": hops.map(|hop| json!({

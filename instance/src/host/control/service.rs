@@ -116,6 +116,12 @@ impl ControlService {
             }),
         });
         self.tell_unmet(&mut told);
+        let needs_them = !settings.am_lighthouse && !settings.lighthouses.is_empty();
+        if needs_them && !settings.lighthouses.iter().any(has_tunnel) {
+            let Facts { device, udp, .. } = &self.facts;
+            let sources = Sources { handle: &self.handle, settings, device, udp: *udp, names: None, now };
+            told["lighthouse_facts"] = sources.known_about(settings.lighthouses.iter().copied());
+        }
         told
     }
 

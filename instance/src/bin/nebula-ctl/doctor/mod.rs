@@ -104,7 +104,14 @@ pub(crate) fn explain(facts: &Value) -> Vec<Finding> {
 
 /// The problems that are visible in the answer to `status`.
 pub(crate) fn of_status(status: &Value) -> Vec<Finding> {
-    sorted(host::of_status(status))
+    let of_host = host::of_status(status);
+    let is_barred = of_host.iter().any(host::bars);
+    // What keeps it from its lighthouses comes before what follows from that.
+    let mut findings = peers::first_causes(&status["lighthouse_facts"], is_barred);
+    let (bars, follows): (Vec<_>, Vec<_>) = of_host.into_iter().partition(host::bars);
+    findings.splice(0..0, bars);
+    findings.extend(follows);
+    sorted(findings)
 }
 
 /// Whether anything does not work.

@@ -99,7 +99,8 @@ fn refused_caller(facts: &Value, peer: &Value) -> Vec<Finding> {
 /// The peer repeats its call although this host answers it and UDP passes.
 fn answers_not_taken(_: &Value, peer: &Value) -> Vec<Finding> {
     let unheard = &peer["unheard"];
-    if unheard.is_null() || !endpoints_found(peer, "nebula").any(|_| true) {
+    let passes = unheard["udp_passes"] == true || endpoints_found(peer, "nebula").any(|_| true);
+    if unheard.is_null() || !passes {
         return Vec::new();
     }
     let from = text(&unheard["from"]);
@@ -302,6 +303,15 @@ fn unexplained(peer: &Value) -> Finding {
             ),
         );
     }
+    let relays: Vec<_> = texts(&known["relays"]);
+    if !relays.is_empty() {
+        // No probe goes through a relay, and what a relay answered may be old.
+        let cause =
+            format!("nothing comes back from it through the relay {}; the cause is not known here", relays.join(", "));
+        let advice = "These are possible: it refuses this host's certificate, its relay lost it, or it or its nebula is down. `nebula ctl \
+                      why` and `doctor` there and on the relay say more.";
+        return Finding::error("no_answer", about, cause, advice);
+    }
     let lighthouses = list(&known["lighthouses"]);
     if lighthouses.is_empty() {
         let cause = "nobody says where it is: static_host_map has no entry for it, and there is no lighthouse to ask";
@@ -331,6 +341,12 @@ fn unexplained(peer: &Value) -> Finding {
     };
     let first = which.first().map(String::as_str).unwrap_or_default();
     Finding::error("lighthouse_silent", about, cause, &format!("`nebula ctl why {first}` says why."))
+}
+
+/// The first thing to say about each peer without a tunnel: the cause of the silence.
+pub(super) fn first_causes(facts: &Value, is_barred: bool) -> Vec<Finding> {
+    let lost = list(&facts["peers"]).iter().filter(|peer| peer["connected"] != true);
+    lost.filter_map(|peer| findings(facts, peer, is_barred).into_iter().next()).collect()
 }
 
 pub(super) fn unsafe_routes(facts: &Value) -> Vec<Finding> {

@@ -64,6 +64,10 @@ fn lost(pointer: &str, value: Value) -> Value {
     with(facts(), "/peers", json!([with(peer(), pointer, value)]))
 }
 
+fn lost_to_refusal() -> Value {
+    lost("/attempt/refusal", refusal("unknown_ca", None))
+}
+
 fn refusal(reason: &str, ahead: Option<i64>) -> Value {
     json!({"from": "192.0.2.9:4242", "reason": reason, "text": "TEXT", "name": "db", "addresses": ["10.42.0.9"],
         "clock_ahead_seconds": ahead, "times": 1, "seconds_ago": 5})
@@ -225,6 +229,8 @@ causes! {
         => "no_underlay_route", ["ip route get"];
     family_that_listen_host_lacks: lost("/attempt/tried/0/errno", json!("EAFNOSUPPORT")) => "listen_family", ["\"::\""];
     listen_host_is_loopback: lost("/attempt/tried/0/errno", json!("EINVAL")) => "listen_host", ["127.0.0.1"];
+    system_that_refuses_to_send: lost("/attempt/tried/0/errno", json!("EIO")) => "send_failed", ["the kernel's log"];
+    message_that_is_no_handshake: lost("/attempt/refusal", refusal("malformed", None)) => "malformed_handshake", ["versions"];
     datagram_too_large: lost("/attempt/tried/0/errno", json!("EMSGSIZE")) => "datagram_too_large", ["tun.mtu"];
     peer_certificate_expired:
         lost("/attempt/refusal", refusal("expired", Some(-90_000))) => "peer_certificate_expired", ["25 h behind"];
@@ -449,4 +455,10 @@ fn status_is_bad_news_when_something_is_wrong() {
     ] {
         assert_eq!(codes(with(status.clone(), pointer, value)), [code]);
     }
+    // The cause first, from what is known of the lighthouse; not where every peer refuses this host.
+    let mut lost = with(status, "/lighthouses/0/connected", json!(false));
+    lost["lighthouse_facts"] = lost_to_refusal();
+    assert_eq!(codes(lost.clone()), ["unknown_ca", "all_lighthouses_unreachable"]);
+    lost["certificate_seconds_left"] = json!(-5);
+    assert_eq!(codes(lost), ["certificate_expired", "all_lighthouses_unreachable"]);
 }

@@ -34,6 +34,20 @@ fn the_strongest_evidence_is_the_one_cause_that_is_named() {
         ),
         ("another cipher, and only the peer calls", probed(calls.clone(), &nebula), "answers_not_taken"),
         (
+            "another cipher, and nobody says where the peer is",
+            with(
+                with(calls.clone(), "/peers/0/endpoints", json!([])),
+                "/peers/0/unheard",
+                json!({"peer": "10.42.0.9", "name": "db", "from": "192.0.2.9:4242", "repeats": 5, "seconds_ago": 1, "udp_passes": true}),
+            ),
+            "answers_not_taken",
+        ),
+        (
+            "a silent peer that is behind a relay alone",
+            with(relay(silent.clone(), true), "/peers/0/endpoints", json!([])),
+            "no_answer",
+        ),
+        (
             "a peer of another CA that calls",
             probed(with(silent.clone(), "/callers", json!([caller])), &nebula),
             "unknown_ca",
