@@ -116,6 +116,7 @@ pub(super) fn go_type(value: &Value) -> &'static str {
         Value::String(_) => "string",
         Value::List(_) => "[]interface {}",
         Value::Map(_) => "map[string]interface {}",
+        Value::Mixed(_) => "map[interface {}]interface {}",
     }
 }
 

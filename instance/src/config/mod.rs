@@ -27,7 +27,7 @@ mod stats;
 mod tests;
 mod tun;
 mod value;
-pub(crate) mod yaml;
+mod yaml;
 
 use std::path::{Path, PathBuf};
 

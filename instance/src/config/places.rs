@@ -1,13 +1,10 @@
 //! Finds the file and line of a configuration key. The files are read again only when there is something to report.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::{Path, PathBuf};
 
-use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
-use serde_saphyr::Spanned;
-
-use super::{Value, merge, yaml};
+use super::merge;
+use super::yaml::{self, Document, Kind};
 
 /// The line numbers of a configuration's files.
 #[derive(Debug, Default)]
@@ -35,7 +32,9 @@ impl Places {
     pub fn read(path: &Path) -> Self {
         let place = |file: PathBuf| {
             let text = merge::read_bounded(&file).ok()?;
-            Some((file, yaml::read::<Spanned<Inside>>(&text).ok()??.into()))
+            let document = Document::compose(&text).ok()?;
+            let root = document.root()?;
+            Some((file, Reader { document: &document, left: MAX_PLACES }.place(document.node(root).line, root)))
         };
         Self { files: merge::find(path).unwrap_or_default().into_iter().filter_map(place).collect() }
     }
@@ -57,7 +56,17 @@ impl Places {
     }
 }
 
+/// Places of one file; more than that are made by aliases of aliases.
+const MAX_PLACES: usize = 1_000_000;
+
 impl Place {
+    fn into_map(self) -> Option<BTreeMap<String, Self>> {
+        match self.inside {
+            Inside::Map(map) => Some(map),
+            Inside::Nothing | Inside::List(_) => None,
+        }
+    }
+
     /// How many of `segments` exist, and the line of the last one. `passed` counts the items of the list in later
     /// files.
     fn deepest(&self, segments: &[&str], passed: &mut usize) -> (usize, u64) {
@@ -83,63 +92,55 @@ impl Place {
     }
 }
 
-impl From<Spanned<Inside>> for Place {
-    fn from(spanned: Spanned<Inside>) -> Self {
-        Self { line: spanned.referenced.line(), inside: spanned.value }
-    }
+/// Makes places of nodes.
+struct Reader<'a> {
+    document: &'a Document,
+    /// Places that aliases may still add.
+    left: usize,
 }
 
-impl<'de> Deserialize<'de> for Inside {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(InsideVisitor)
+impl Reader<'_> {
+    /// What is inside of a node, of which the line is that of its key or its own.
+    fn place(&mut self, line: u64, index: usize) -> Place {
+        let node = self.document.node(self.document.followed(index));
+        let inside = match &node.kind {
+            _ if self.left == 0 => Inside::Nothing,
+            Kind::List(items) => Inside::List(
+                items.iter().map(|item| self.counted(|own| own.place(own.document.node(*item).line, *item))).collect(),
+            ),
+            Kind::Map(pairs) => {
+                let mut map = BTreeMap::new();
+                self.add(pairs, &mut map);
+                Inside::Map(map)
+            }
+            Kind::Scalar { .. } | Kind::Alias(_) => Inside::Nothing,
+        };
+        Place { line, inside }
     }
-}
 
-struct InsideVisitor;
-
-macro_rules! nothing {
-    ($($visit:ident: $type:ty),*) => {
-        $(fn $visit<E>(self, _: $type) -> Result<Inside, E> {
-            Ok(Inside::Nothing)
-        })*
-    };
-}
-
-impl<'de> Visitor<'de> for InsideVisitor {
-    type Value = Inside;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a configuration value")
-    }
-    nothing!(visit_bool: bool, visit_i64: i64, visit_u64: u64, visit_i128: i128, visit_u128: u128, visit_f64: f64,
-        visit_str: &str, visit_bytes: &[u8]);
-    fn visit_unit<E>(self) -> Result<Inside, E> {
-        Ok(Inside::Nothing)
-    }
-    fn visit_none<E>(self) -> Result<Inside, E> {
-        Ok(Inside::Nothing)
-    }
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Inside, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Inside, A::Error> {
-        let mut items = Vec::new();
-        while let Some(item) = seq.next_element::<Spanned<Inside>>()? {
-            items.push(item.into());
+    fn add(&mut self, pairs: &[usize], map: &mut BTreeMap<String, Place>) {
+        for pair in pairs.chunks_exact(2) {
+            let (key, value) = (self.document.node(pair[0]), pair[1]);
+            let Kind::Scalar { text, .. } = &self.document.node(self.document.followed(pair[0])).kind else { continue };
+            let place = self.counted(|own| own.place(key.line, value));
+            if text == yaml::MERGE_KEY {
+                // What is merged stands where it was written; keys of the mapping itself come first.
+                let parts = match place.inside {
+                    Inside::List(parts) => parts,
+                    _ => vec![place],
+                };
+                for (name, place) in parts.into_iter().filter_map(Place::into_map).flatten() {
+                    map.entry(name).or_insert(place);
+                }
+            } else {
+                map.insert(text.clone(), place);
+            }
         }
-        Ok(Inside::List(items))
     }
-    fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Inside, A::Error> {
-        let mut map = BTreeMap::new();
-        while let Some(key) = access.next_key::<Spanned<Value>>()? {
-            let Some(name) = key.value.text().map(std::borrow::Cow::into_owned) else {
-                access.next_value::<IgnoredAny>()?;
-                continue;
-            };
-            let inside = access.next_value::<Inside>()?;
-            map.insert(name, Place { line: key.referenced.line(), inside });
-        }
-        Ok(Inside::Map(map))
+
+    fn counted(&mut self, read: impl FnOnce(&mut Self) -> Place) -> Place {
+        self.left = self.left.saturating_sub(1);
+        read(self)
     }
 }
 

@@ -178,6 +178,7 @@ fn gateways(entry: &Entry<'_>) -> Result<Vec<Gateway>, Refused> {
                 Value::Bool(_) => "bool",
                 Value::Int(_) | Value::Uint(_) => "int",
                 Value::Float(_) => "float64",
+                Value::Mixed(_) => "map[interface {}]interface {}",
                 Value::Null | Value::String(_) | Value::List(_) | Value::Map(_) => "map[string]interface {}",
             };
             Err(entry.fail("via", format_args!("is not a string or list of gateways: found {found}")))

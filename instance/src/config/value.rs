@@ -2,12 +2,9 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::time::Duration;
 
-use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
-
-/// Any YAML or JSON value. Scalar mapping keys of every type are kept as text, sorted.
+/// Any YAML or JSON value.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
     /// No value, `null` or `~`.
@@ -24,8 +21,10 @@ pub enum Value {
     String(String),
     /// A sequence.
     List(Vec<Self>),
-    /// A mapping.
+    /// A mapping, sorted.
     Map(BTreeMap<String, Self>),
+    /// A mapping inside of the root with a key that is not text, as in `1: x`. Go Nebula finds no key in it.
+    Mixed(BTreeMap<String, Self>),
 }
 
 impl Value {
@@ -54,7 +53,7 @@ impl Value {
             Self::Uint(value) => value.to_string().into(),
             Self::Float(value) => go_float(*value).into(),
             Self::String(value) => Cow::Borrowed(value),
-            Self::Null | Self::List(_) | Self::Map(_) => return None,
+            Self::Null | Self::List(_) | Self::Map(_) | Self::Mixed(_) => return None,
         })
     }
 
@@ -66,7 +65,7 @@ impl Value {
             Self::List(items) => {
                 format!("[{}]", join(items.iter().map(|item| item.printed().into_owned()).collect())).into()
             }
-            Self::Map(map) => {
+            Self::Map(map) | Self::Mixed(map) => {
                 let pair = |(key, value): (&String, &Self)| format!("{key}:{}", value.printed());
                 format!("map[{}]", join(map.iter().map(pair).collect())).into()
             }
@@ -109,6 +108,7 @@ impl Value {
             Self::String(_) => "a string",
             Self::List(_) => "a list",
             Self::Map(_) => "a map",
+            Self::Mixed(_) => "a map with a key that is not text",
         }
     }
 
@@ -123,7 +123,7 @@ impl Value {
             Self::Float(value) => *value == 0.0,
             Self::String(value) => value.is_empty(),
             Self::List(items) => items.is_empty(),
-            Self::Map(map) => map.is_empty(),
+            Self::Map(map) | Self::Mixed(map) => map.is_empty(),
         }
     }
 
@@ -150,79 +150,6 @@ impl From<&serde_json::Value> for Value {
             serde_json::Value::Array(items) => Self::List(items.iter().map(Self::from).collect()),
             serde_json::Value::Object(map) => Self::Map(map.iter().map(|(k, v)| (k.clone(), v.into())).collect()),
         }
-    }
-}
-
-impl<'de> Deserialize<'de> for Value {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ValueVisitor)
-    }
-}
-
-struct ValueVisitor;
-
-impl<'de> Visitor<'de> for ValueVisitor {
-    type Value = Value;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a configuration value")
-    }
-    fn visit_unit<E>(self) -> Result<Value, E> {
-        Ok(Value::Null)
-    }
-    fn visit_none<E>(self) -> Result<Value, E> {
-        Ok(Value::Null)
-    }
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
-        Ok(Value::Bool(value))
-    }
-    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
-        Ok(Value::Int(value))
-    }
-    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
-        Ok(i64::try_from(value).map_or(Value::Uint(value), Value::Int))
-    }
-    fn visit_i128<E>(self, value: i128) -> Result<Value, E> {
-        Ok(Value::Float(value as f64))
-    }
-    fn visit_u128<E>(self, value: u128) -> Result<Value, E> {
-        Ok(Value::Float(value as f64))
-    }
-    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
-        Ok(Value::Float(value))
-    }
-    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
-        Ok(Value::String(value.to_owned()))
-    }
-    fn visit_string<E>(self, value: String) -> Result<Value, E> {
-        Ok(Value::String(value))
-    }
-    fn visit_bytes<E>(self, value: &[u8]) -> Result<Value, E> {
-        Ok(Value::String(String::from_utf8_lossy(value).into_owned()))
-    }
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
-        let mut items = Vec::new();
-        while let Some(item) = seq.next_element()? {
-            items.push(item);
-        }
-        Ok(Value::List(items))
-    }
-    fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
-        let mut map = BTreeMap::new();
-        while let Some(key) = access.next_key::<Value>()? {
-            let key = match &key {
-                Value::Null => "null".to_owned(),
-                key => key.text().ok_or_else(|| de::Error::custom("a mapping key must be a scalar"))?.into_owned(),
-            };
-            if map.contains_key(&key) {
-                return Err(de::Error::custom(format_args!("mapping key {key:?} already defined")));
-            }
-            map.insert(key, access.next_value()?);
-        }
-        Ok(Value::Map(map))
     }
 }
 
@@ -256,7 +183,7 @@ fn go_float(value: f64) -> String {
 
 fn write_yaml(value: &Value, indent: usize, out: &mut String) {
     match value {
-        Value::Map(map) if !map.is_empty() => {
+        Value::Map(map) | Value::Mixed(map) if !map.is_empty() => {
             for (key, value) in map {
                 push_indent(indent, out);
                 out.push_str(&yaml_scalar(key));
@@ -281,7 +208,9 @@ fn write_yaml(value: &Value, indent: usize, out: &mut String) {
 }
 
 fn write_child(value: &Value, indent: usize, out: &mut String) {
-    if matches!(value, Value::Map(map) if !map.is_empty()) || matches!(value, Value::List(list) if !list.is_empty()) {
+    if matches!(value, Value::Map(map) | Value::Mixed(map) if !map.is_empty())
+        || matches!(value, Value::List(list) if !list.is_empty())
+    {
         out.push('\n');
         write_yaml(value, indent, out);
     } else {
@@ -295,7 +224,7 @@ fn scalar_yaml(value: &Value) -> String {
     match value {
         Value::Null => "null".to_owned(),
         Value::List(_) => "[]".to_owned(),
-        Value::Map(_) => "{}".to_owned(),
+        Value::Map(_) | Value::Mixed(_) => "{}".to_owned(),
         Value::String(text) => yaml_scalar(text),
         other => other.text().unwrap_or_default().into_owned(),
     }

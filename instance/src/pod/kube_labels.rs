@@ -13,8 +13,6 @@ use serde::Deserialize;
 use ureq::tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, TlsProvider};
 use zeroize::Zeroizing;
 
-use crate::config;
-
 /// Answers the plugin's question.
 #[must_use]
 pub fn answer(question: &Question) -> Answer {
@@ -64,9 +62,13 @@ impl Server {
     fn from_kubeconfig(path: &Path) -> Result<Self, Error> {
         let refuse = |cause: String| Error::KubeConfig { path: path.to_owned(), cause };
         let text = read(path)?;
-        let config: KubeConfig = config::yaml::read(&text)
-            .map_err(|error| Error::Syntax { path: path.to_owned(), source: error.into() })?
-            .ok_or_else(|| Error::Empty(path.to_owned()))?;
+        if text.trim().is_empty() {
+            return Err(Error::Empty(path.to_owned()));
+        }
+        // An error shows no part of the file: it has secrets.
+        let options = serde_saphyr::options! { strict_booleans: true, with_snippet: false };
+        let config: KubeConfig = serde_saphyr::from_str_with_options(&text, options)
+            .map_err(|error| Error::Syntax { path: path.to_owned(), source: error.into() })?;
         let named = |what: &str, name: &str| refuse(format!("no {what} {name:?}"));
         let name = &config.current_context;
         let context = find(&config.contexts, name).ok_or_else(|| named("context", name))?.context.clone();

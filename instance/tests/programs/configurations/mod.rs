@@ -7,9 +7,11 @@
 mod bench;
 mod credentials;
 mod discovery;
+mod documents;
 mod examples;
 mod files;
 mod firewall;
+mod forms;
 mod generated;
 mod listen;
 mod operation;

@@ -1,6 +1,6 @@
 //! YAML as go-yaml reads it.
 
-use super::bench::{Case, good, refused, refused_as, remarked};
+use super::bench::{Case, deviates, good, refused, refused_as, remarked};
 
 pub(super) const CASES: &[Case] = &[
     refused("empty file", "# NO_CREDENTIALS", "pki.key"),
@@ -49,6 +49,20 @@ pub(super) const CASES: &[Case] = &[
     remarked("number not a number", "counters: {try_promote: .nan}", "counters.try_promote"),
     good("tagged text", "listen: {port: !!str 4242}"),
     remarked("numeric key", "1: one", "1"),
+    remarked("numeric key in a section", "tun: {mtu: 1400, 1: one}", "tun is a map with a key that is not text"),
+    refused("numeric key among the credentials", "pki: {ca: $DIR/ca.crt, cert: $DIR/host.crt, 1: one}", "pki.key"),
+    refused("numeric key in a rule", "firewall: {inbound: [{port: any, proto: any, host: any, 1: x}]}", "rule #0"),
+    good("key of one meaning twice", "x-mine: {1: one, 0x1: one, 1.0: one, true: one, True: one}"),
+    refused_as("key quoted and not", "listen: {port: 1, \"port\": 2}", "already defined", "already defined"),
+    refused_as("key with a tag and without", "x-mine: {a: 1, !!str a: 2}", "already defined", "already defined"),
+    refused_as("merge key without a map", "listen: {<<: 1}", "map merge requires", "map merge requires"),
+    refused_as("merge key twice", "listen: {<<: {}, <<: {}}", "already defined", "already defined"),
+    refused_as("anchor in itself", "x-a: &x [*x]", "contains itself", "contains itself"),
+    good("tag of somebody", "x-mine: !mine {a: !other b}"),
+    good("comment right after quotes", "cipher: \"aes\"# as ever\n"),
+    good("quoted text at the margin", "x-mine: \"one\ntwo\"\n"),
+    deviates("tab after a dash", "x-list:\n  -\t1", "deviation-yaml-newer", (1, 0), ""),
+    deviates("alias as a key", "x-a: &a k\n*a: 1", "deviation-yaml-stricter", (0, 1), "simple key"),
     good("section null", "listen:\ntun:\nfirewall:\nrelay:\n"),
     good("BOM", "bom.yml").with(&[("bom.yml", "\u{feff}$PKI")]),
     good("long keys", "? cipher\n: aes\n"),
