@@ -27,16 +27,24 @@ const DELIBERATE: &[(&str, &str)] = &[
     ("sign -name new -networks , ", "says which flag is at fault"),
     ("verify -ca empty -crt host.crt", "says that the file is empty, not that the certificate is untrusted"),
     ("verify -ca ca.crt -crt empty", "nothing was verified, so this is no success"),
+    ("ca -name n*254 -out-crt n.crt -out-key n.key", UNREADABLE),
+    ("sign -name n*254 -networks 10.0.0.9/16 -out-crt n.crt -out-key n.key", UNREADABLE),
+    ("sign -name n*256 -networks 10.0.0.9/16 -out-crt n.crt -out-key n.key", UNREADABLE),
+    (
+        "sign -name new -networks 10.0.0.9/16 -version 4294967296",
+        "is no version; Go looks at the lowest byte only, which is 0 for the CA's own version",
+    ),
     ("verify -ca ca.crt -crt ca.crt", SUBJECT),
     ("verify -ca ca.crt -crt oldhost.crt", SUBJECT),
 ];
 
 const PRIVATE: &str = "a key file that is replaced becomes private even if others could read it";
+const UNREADABLE: &str = "Go writes a certificate of version 2 with such a name, which no program can read";
 const LEFT_OVER: &str = "words that would be ignored, together with every flag after them, are an error";
 const SUBJECT: &str = "names the certificate in one line where Go prints all of its JSON";
 
-/// Command lines in shell syntax: `NAME=value` before the command, `< file` after it, `''` for an empty word, and `␣`
-/// for a space inside a word.
+/// Command lines in shell syntax: `NAME=value` before the command, `< file` after it, `''` for an empty word, `␣`
+/// for a space inside a word, and `n*254` for that many letters.
 const LINES: &[&str] = &[
     // Without a mode.
     "",
@@ -132,6 +140,40 @@ const LINES: &[&str] = &[
     "ca -name new -out-crt n.crt -out-key n.key -encrypt=perhaps",
     "ca -name new -out-crt n.crt -out-key n.key -argon-memory many",
     "ca -name new -out-crt n.crt -out-key n.key -argon-memory 0",
+    // Names at the limit of 253 bytes.
+    "ca -name n*253 -out-crt n.crt -out-key n.key",
+    "ca -name n*254 -out-crt n.crt -out-key n.key",
+    "ca -name n*254 -version 1 -out-crt n.crt -out-key n.key",
+    "sign -name n*253 -networks 10.0.0.9/16 -out-crt n.crt -out-key n.key",
+    "sign -name n*254 -networks 10.0.0.9/16 -out-crt n.crt -out-key n.key",
+    "sign -name n*254 -networks 10.0.0.9/16 -version 1 -out-crt n.crt -out-key n.key",
+    "sign -name n*256 -networks 10.0.0.9/16 -out-crt n.crt -out-key n.key",
+    // Numbers and durations as Go's flag package takes them.
+    "ca -name new -out-crt n.crt -out-key n.key -version 0_1",
+    "ca -name new -out-crt n.crt -out-key n.key -version 0x_2",
+    "ca -name new -out-crt n.crt -out-key n.key -version 0b1_0",
+    "ca -name new -out-crt n.crt -out-key n.key -version 0O2",
+    "ca -name new -out-crt n.crt -out-key n.key -version 02",
+    "ca -name new -out-crt n.crt -out-key n.key -version +1",
+    "ca -name new -out-crt n.crt -out-key n.key -version 1_",
+    "ca -name new -out-crt n.crt -out-key n.key -version _1",
+    "ca -name new -out-crt n.crt -out-key n.key -version 1__0",
+    "ca -name new -out-crt n.crt -out-key n.key -version 1_000",
+    "ca -name new -out-crt n.crt -out-key n.key -version 1e0",
+    "ca -name new -out-crt n.crt -out-key n.key -version 08",
+    "ca -name new -out-crt n.crt -out-key n.key -version 18446744073709551616",
+    "sign -name new -networks 10.0.0.9/16 -version 4294967296",
+    "ca -name new -out-crt n.crt -out-key n.key -argon-memory 1_000",
+    "ca -name new -out-crt n.crt -out-key n.key -argon-iterations 0x10",
+    "ca -name new -out-crt n.crt -out-key n.key -argon-parallelism +1",
+    "ca -name new -out-crt n.crt -out-key n.key -duration +1h",
+    "ca -name new -out-crt n.crt -out-key n.key -duration 1_000h",
+    "ca -name new -out-crt n.crt -out-key n.key -duration 0x10h",
+    "ca -name new -out-crt n.crt -out-key n.key -duration 1.h.5m",
+    "ca -name new -out-crt n.crt -out-key n.key -duration 2562048h",
+    "sign -name new -networks 10.0.0.9/+16",
+    "sign -name new -networks 10.0.0.9/0x10",
+    "sign -name new -networks 10.0.0.9/1_6",
     // Host keys.
     "keygen",
     "keygen -out-key n.key",
@@ -331,7 +373,10 @@ fn run(program: &Path, folder: &Path, line: &str) -> Output {
     for word in line.split(' ').filter(|word| !word.is_empty()) {
         match word.split_once('=') {
             Some((name, value)) if name == "NEBULA_CA_PASSPHRASE" => command.env(name, value),
-            _ => command.arg(word.replace("''", "").replace('␣', " ")),
+            _ => match word.strip_prefix("n*").and_then(|count| count.parse().ok()) {
+                Some(count) => command.arg("n".repeat(count)),
+                None => command.arg(word.replace("''", "").replace('␣', " ")),
+            },
         };
     }
     command.output().unwrap()

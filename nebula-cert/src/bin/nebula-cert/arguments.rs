@@ -76,20 +76,26 @@ pub(crate) fn boolean(text: &str) -> Result<bool, &'static str> {
     }
 }
 
-/// Parses a number like Go's flags, with the base given by its prefix.
+/// Parses a number like Go's flags: the base is given by its prefix, and `_` may stand between digits.
 pub(crate) fn unsigned(text: &str) -> Result<u64, &'static str> {
     let (digits, base) = match text.get(..2).map(str::to_ascii_lowercase).as_deref() {
         Some("0x") => (&text[2..], 16),
         Some("0o") => (&text[2..], 8),
         Some("0b") => (&text[2..], 2),
-        Some(_) if text.starts_with('0') => (&text[1..], 8),
+        // The zero is a digit, so that `0_1` is a number.
+        Some(_) if text.starts_with('0') => (text, 8),
         _ => (text, 10),
     };
-    match u64::from_str_radix(digits, base) {
-        Ok(number) if !digits.starts_with('+') => Ok(number),
-        _ => Err("a number from 0 to 18446744073709551615 expected"),
+    // Go lets a prefix count as a digit: `0x_10`.
+    let separated = digits.strip_prefix('_').filter(|_| digits.len() < text.len()).unwrap_or(digits);
+    if separated.split('_').any(|part| part.is_empty() || !part.chars().all(|c| c.is_digit(base))) {
+        return Err("a number from 0 to 18446744073709551615 expected");
     }
+    u64::from_str_radix(&separated.replace('_', ""), base).map_err(|_| OUT_OF_RANGE)
 }
+
+/// Go's words for a number that is too large.
+const OUT_OF_RANGE: &str = "value out of range";
 
 /// Describes a usage error in the words of the Go tool.
 pub(crate) fn complaint(error: &clap::Error) -> String {
@@ -100,15 +106,19 @@ pub(crate) fn complaint(error: &clap::Error) -> String {
     let is_boolean = argument.contains("[=");
     let flag = argument.trim_start_matches('-').split([' ', '[', '=']).next().unwrap_or_default();
     let value = context(ContextKind::InvalidValue);
-    let reason = std::error::Error::source(error).map(|reason| format!(": {reason}")).unwrap_or_default();
+    let reason = match std::error::Error::source(error).map(ToString::to_string) {
+        Some(reason) if reason == OUT_OF_RANGE => reason,
+        Some(reason) => format!("parse error: {reason}"),
+        None => "parse error".to_owned(),
+    };
     match error.kind() {
         ErrorKind::UnknownArgument if is_flag => format!("flag provided but not defined: -{flag}"),
         ErrorKind::UnknownArgument => format!("{:?} is neither a flag nor the value of one", shown(&argument)),
         ErrorKind::InvalidValue if value.is_empty() => format!("flag needs an argument: -{flag}"),
         ErrorKind::ValueValidation if is_boolean => {
-            format!("invalid boolean value {value:?} for -{flag}: parse error{reason}")
+            format!("invalid boolean value {value:?} for -{flag}: {reason}")
         }
-        ErrorKind::ValueValidation => format!("invalid value {value:?} for flag -{flag}: parse error{reason}"),
+        ErrorKind::ValueValidation => format!("invalid value {value:?} for flag -{flag}: {reason}"),
         _ => error.to_string().trim_start_matches("error: ").trim_end().to_owned(),
     }
 }
@@ -157,12 +167,16 @@ mod tests {
 
     #[test]
     fn numbers_read_as_go_reads_them() {
-        for (text, number) in [("2", 2), ("0x2", 2), ("0X1f", 31), ("010", 8), ("0b11", 3), ("0o17", 15), ("0", 0)] {
+        let numbers = [("2", 2), ("0x2", 2), ("0X1f", 31), ("010", 8), ("0b11", 3), ("0o17", 15), ("0", 0), ("00", 0)];
+        let separated = [("0_1", 1), ("1_000", 1000), ("0x_10", 16), ("0x1_0", 16), ("0b_1_1", 3)];
+        for (text, number) in numbers.into_iter().chain(separated) {
             assert_eq!(unsigned(text), Ok(number), "{text}");
         }
-        for text in ["", "-1", "+1", "two", "0x", "0x+1", "08", "18446744073709551616", "1 ", "\u{e9}\u{e9}"] {
-            assert!(unsigned(text).is_err(), "{text}");
+        let refused = ["", "-1", "+1", "two", "0x", "0x+1", "08", "1 ", "\u{e9}\u{e9}"];
+        for text in refused.into_iter().chain(["_1", "1_", "1__0", "0x_", "0x__1", "0_", "0x1_"]) {
+            assert!(unsigned(text).is_err_and(|reason| reason != OUT_OF_RANGE), "{text}");
         }
+        assert_eq!(unsigned("18446744073709551616"), Err(OUT_OF_RANGE));
     }
 
     #[test]
