@@ -63,6 +63,10 @@ const RULE: Kind =
     Entries(&["port", "code", "proto", "host", "group", "groups", "cidr", "local_cidr", "ca_name", "ca_sha"]);
 const NO_CHANNEL: Effect = Ignored("nothing is queued there here");
 const OTHER_SYSTEM: Effect = Ignored("not on Linux");
+/// A branch of Go Nebula has it, and no release.
+const MULTIPORT: Effect =
+    Ignored("in no release of Go; each tunnel has one UDP port here, and a peer's offer of more is skipped");
+const INFO_API: Effect = Ignored("in no release of Go; daemon.whois_socket answers this question here");
 
 pub(super) const KEYS: &[Key] = &[
     key("pki.ca", Pem, "required", OnReload, "CA certificates that are trusted: path of a file, or PEM text"),
@@ -226,6 +230,26 @@ pub(super) const KEYS: &[Key] = &[
         OnReload,
         "find out how large a packet the path to each peer carries",
     ),
+    key(
+        "tun.max_mtu",
+        Number(0, 65_535),
+        "0",
+        Ignored(
+            "in no release of Go; set tun.mtu to the largest packet, tun.path_mtu_discovery finds what each path carries",
+        ),
+        "largest packet of a path that carries more than tun.mtu",
+    ),
+    key("tun.multiport.tx_enabled", Boolean, "false", MULTIPORT, "send from several UDP ports"),
+    key("tun.multiport.rx_enabled", Boolean, "false", MULTIPORT, "accept packets from several UDP ports of a peer"),
+    key("tun.multiport.tx_ports", Number(1, 65_535), "100", MULTIPORT, "how many ports"),
+    key(
+        "tun.multiport.tx_handshake",
+        Boolean,
+        "false",
+        MULTIPORT,
+        "handshakes from other ports when there is no answer",
+    ),
+    key("tun.multiport.tx_handshake_delay", Number(0, 1000), "2", MULTIPORT, "attempts before that"),
     key("tun.tx_queue", Number(0, U32), "500", OnStart, "transmit queue of the device, in packets"),
     key("tun.drop_local_broadcast", Boolean, "false", OnStart, "drop packets to the broadcast address of the overlay"),
     key("tun.drop_multicast", Boolean, "false", OnStart, "drop multicast packets"),
@@ -346,6 +370,22 @@ pub(super) const KEYS: &[Key] = &[
         OnReload,
         "measure the paths to a peer that has several, and use the best",
     ),
+    key(
+        "tunnels.clear_on_wake",
+        Boolean,
+        "true",
+        Ignored(
+            "in no release of Go; after a sleep all tunnels are tested at once here, and those without an answer are made again",
+        ),
+        "close all tunnels after a sleep",
+    ),
+    key(
+        "tunnels.wake_clear_threshold",
+        Duration,
+        "30s",
+        Ignored("in no release of Go; see tunnels.clear_on_wake"),
+        "shortest sleep after which they are closed",
+    ),
     key("tunnels.drop_inactive", Boolean, "false", OnReload, "close tunnels without traffic"),
     key("tunnels.inactivity_timeout", Duration, "10m", OnReload, "how long they may be without traffic"),
     key("timers.connection_alive_interval", Number(1, 86_400), "5", OnStart, "seconds between two checks of a tunnel"),
@@ -390,6 +430,9 @@ pub(super) const KEYS: &[Key] = &[
         Console,
         "folder for files that commands name; empty: any",
     ),
+    key("info_api.enabled", Boolean, "false", INFO_API, "identities of overlay addresses for local programs, by HTTP"),
+    key("info_api.listen", Text, "none", INFO_API, "its unix socket, as a unix:// URL"),
+    key("info_api.socket_mode", Text, "0600", INFO_API, "mode of the socket"),
     key("stats.type", Choice(&["graphite", "prometheus", "none", ""]), "none", OnReload, "how metrics leave"),
     key("stats.interval", Duration, "required with a type", OnReload, "time between two sendings"),
     key("stats.prefix", Text, "nebula", OnReload, "prefix of names in Graphite"),

@@ -37,6 +37,14 @@ mod handshake_payload {
     }
 
     #[test]
+    fn a_peer_that_offers_several_ports_is_understood() {
+        // Fields 6 and 7 of Go's branch `multiport`: messages of both flags, the base port and the number of ports.
+        let message = hex("0a15 1003 3209 0801 1001 189221 2064 3a04 0801 1000 4002");
+        let payload = HandshakePayload::parse(&message).unwrap();
+        assert_eq!((payload.initiator_index, payload.certificate_version), (3, 2));
+    }
+
+    #[test]
     fn a_known_field_with_another_wire_type_is_refused() {
         for inner in ["0801", "1200", "1a00", "2a00", "4200", "0d00000000", "110000000000000000"] {
             let inner = hex(inner);
