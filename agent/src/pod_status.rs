@@ -112,7 +112,7 @@ pub fn table(pods: &[Pod], now: i64) -> String {
             Some(certificate) => format!("for {}", span(certificate.not_after - now)),
             None => "none".to_owned(),
         };
-        let (state, tunnels, overlay) = (visible(&status.state), status.tunnels.len(), status.overlay.join(" "));
+        let (state, tunnels, overlay) = (status.state.word(), status.tunnels.len(), status.overlay.join(" "));
         let _ =
             writeln!(text, "{:widest$}  {state:<11}  {certificate:<11}  {tunnels:>7}  {}", pod.pod, visible(&overlay));
         for problem in [status.closed, status.last_error].into_iter().flatten() {

@@ -7,8 +7,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
 
 /// A part of the status document.
 #[derive(Debug, Clone, Deserialize)]
@@ -17,9 +17,9 @@ pub struct Status {
     pub pid: Option<i32>,
     /// UID of its pod.
     pub uid: Option<String>,
-    /// `running`, `provisional`, `waiting` or `closed`.
+    /// What the instance does for its pod.
     #[serde(default)]
-    pub state: String,
+    pub state: InstanceState,
     /// The pod's overlay addresses with their prefix lengths.
     #[serde(default)]
     pub overlay: Vec<String>,
@@ -49,6 +49,38 @@ pub struct Status {
     pub table: Option<ClusterTable>,
     /// The settings that it follows; `None`: it is of a release that keeps those of its start.
     pub settings: Option<FollowedSettings>,
+}
+
+/// What an instance does for its pod, by the word in its status document.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum InstanceState {
+    /// The tunnel carries the pod's packets.
+    Running,
+    /// As [`InstanceState::Running`], with a certificate that has no groups yet.
+    Provisional,
+    /// There is no certificate yet, and nothing leaves the pod.
+    Waiting,
+    /// There was a certificate, and nothing leaves the pod any more.
+    Closed,
+    /// A word that this release does not know, or none: nothing is to be concluded from it.
+    #[default]
+    #[serde(other)]
+    Unknown,
+}
+
+impl InstanceState {
+    /// The word in the document; `unknown` for all that are none of the others.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Provisional => "provisional",
+            Self::Waiting => "waiting",
+            Self::Closed => "closed",
+            Self::Unknown => "unknown",
+        }
+    }
 }
 
 /// A part of what the status document says about the settings of the tunnel.
@@ -143,8 +175,45 @@ mod tests {
         assert_eq!(status.counterpart("10.4.0.7".parse().unwrap()), "10.42.0.7".parse().ok());
         assert_eq!(status.counterpart("fd00::1".parse().unwrap()), "fd42::7".parse().ok());
         assert_eq!((status.pid, status.certificate.unwrap().not_after), (Some(123), 2));
+        assert_eq!(status.state, InstanceState::Running);
         let waiting: Status = serde_json::from_str(r#"{"state":"waiting","certificate":null}"#).unwrap();
         assert!(waiting.certificate.is_none());
         assert_eq!(waiting.counterpart("10.4.0.7".parse().unwrap()), None);
+    }
+
+    #[test]
+    fn a_state_of_another_release_is_unknown_and_so_is_none() {
+        let state = |text: &str| serde_json::from_str::<Status>(text).unwrap().state;
+        assert_eq!(state(r#"{"state":"draining","certificate":null}"#), InstanceState::Unknown);
+        assert_eq!(state(r#"{"pid":7,"certificate":null}"#), InstanceState::Unknown);
+        let all = [
+            InstanceState::Running,
+            InstanceState::Provisional,
+            InstanceState::Waiting,
+            InstanceState::Closed,
+            InstanceState::Unknown,
+        ];
+        for known in all {
+            assert_eq!(serde_json::to_value(known).unwrap(), known.word(), "what is written is the word that is shown");
+            assert_eq!(state(&format!(r#"{{"state":"{}"}}"#, known.word())), known);
+        }
+    }
+
+    #[test]
+    fn the_documents_of_earlier_releases_are_understood() {
+        // Without own_token, init_overdue and settings; then without settings; then without reloads and what waits.
+        for (text, own_token, contract) in [
+            (r#"{"pid":1,"uid":"u","state":"closed","closed":"revoked","last_error":null,"denied":true}"#, None, None),
+            (r#"{"pid":1,"uid":"u","state":"closed","own_token":false,"init_overdue":true}"#, Some(false), None),
+            (
+                r#"{"state":"closed","own_token":true,"settings":{"contract":"c","device_mtu":1300}}"#,
+                Some(true),
+                Some("c"),
+            ),
+        ] {
+            let status: Status = serde_json::from_str(text).unwrap();
+            assert_eq!((status.state, status.own_token), (InstanceState::Closed, own_token), "{text}");
+            assert_eq!(status.settings.map(|settings| settings.contract).as_deref(), contract, "{text}");
+        }
     }
 }

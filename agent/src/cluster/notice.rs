@@ -64,14 +64,14 @@ impl Notice {
         warning(pod, reason, "Repair", format!("The pod's tunnel cannot be repaired: {error}. {advice}"))
     }
 
-    /// The rules do not decide whether a pod is enrolled.
+    /// The rules do not decide whether a pod is enrolled, or its instance says nothing that can be understood.
     #[must_use]
     pub fn undecided(pod: &Pod, why: &str) -> Self {
         warning(
             pod,
             "NebulaUndecided",
             "Reconcile",
-            format!("It is not known whether the pod must have a tunnel: {why}"),
+            format!("It is not known whether the pod is as it should be: {why}"),
         )
     }
 

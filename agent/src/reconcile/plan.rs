@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
+use nebula_cni_plugin::instance_status::InstanceState;
 use nebula_cni_plugin::launch::Pod;
 use nebula_cni_plugin::netns::NetnsId;
 use nebula_cni_plugin::request::Key;
@@ -317,13 +318,16 @@ fn judge(sandbox: &Sandbox, record: Option<&Attachment>) -> (Protection, Option<
     }
     let why = || status.last_error.clone().unwrap_or_default();
     let has_restarted = record.restarts > 0;
-    let protection = match status.state.as_str() {
-        "waiting" if status.init_overdue && has_restarted => Protection::Stranded(Stranded::CertificateLost),
-        "waiting" if status.init_overdue => Protection::Stranded(Stranded::NoInit),
-        "provisional" if has_restarted => Protection::Stranded(Stranded::GroupsLost),
-        "waiting" => Protection::Waiting(why()),
-        "closed" => Protection::Closed(status.closed.clone().unwrap_or_else(why)),
-        _ => Protection::Protected,
+    let protection = match status.state {
+        InstanceState::Waiting if status.init_overdue && has_restarted => {
+            Protection::Stranded(Stranded::CertificateLost)
+        }
+        InstanceState::Waiting if status.init_overdue => Protection::Stranded(Stranded::NoInit),
+        InstanceState::Waiting => Protection::Waiting(why()),
+        InstanceState::Provisional if has_restarted => Protection::Stranded(Stranded::GroupsLost),
+        InstanceState::Closed => Protection::Closed(status.closed.clone().unwrap_or_else(why)),
+        InstanceState::Running | InstanceState::Provisional => Protection::Protected,
+        InstanceState::Unknown => Protection::Undecided(UNKNOWN_STATE.to_owned()),
     };
     // A restarted instance need not wait until that is certain: the token is the pod's own.
     let may_lack_it =
@@ -333,6 +337,9 @@ fn judge(sandbox: &Sandbox, record: Option<&Attachment>) -> (Protection, Option<
     let present = lacks_token.then(|| Action::Present { key: record.key.clone() });
     (protection, present.and_then(|action| repair(action, Reason::NoToken)))
 }
+
+const UNKNOWN_STATE: &str =
+    "its instance names a state that this agent does not know, as one of another release may: update the agent";
 
 /// Longer than the start of an instance, and than most outages of an overloaded node.
 const HANGS_AFTER: Duration = Duration::from_secs(90);
@@ -440,6 +447,13 @@ mod tests {
                 "protected",
                 None,
             ),
+            // Of a newer release, and of none that there was.
+            (
+                Attachment { instance: status(r#"{"uid":"uid-a","state":"draining"}"#), ..record("a") },
+                "undecided",
+                None,
+            ),
+            (Attachment { instance: status(r#"{"uid":"uid-a"}"#), ..record("a") }, "undecided", None),
         ] {
             assert_eq!(judged(sandbox("a"), Some(record.clone())), (state, repair), "{record:?}");
         }

@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::attachment::record::{Files, Found, Record, State};
 use crate::clock::Deadline;
 use crate::host::Host;
-use crate::instance_status::{Status, parse_network};
+use crate::instance_status::{InstanceState, Status, parse_network};
 use crate::link::capture::PodCapture;
 use crate::link::guard::Guard;
 use crate::netns::{Link, Netns};
@@ -101,7 +101,7 @@ fn check_attachment(record: &Record, state_dir: &Path, netns: &Netns, host: &Hos
     // closed.
     // With capture the address is on the pod's own interface.
     let addresses = if record.capture.is_some() { &[][..] } else { &status.overlay };
-    if status.state == "waiting" { Ok(()) } else { check_link(&link, device, addresses) }
+    if status.state == InstanceState::Waiting { Ok(()) } else { check_link(&link, device, addresses) }
 }
 
 fn check_capture(capture: &PodCapture, record: &Record, netns: &Netns, host: &Host<'_>) -> Result<(), Error> {

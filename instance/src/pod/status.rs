@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nebula_cert::Identity;
+use nebula_cni_plugin::instance_status::InstanceState;
 use nebula_cni_plugin::launch::{Flow, LaunchSpec};
 use nebula_core::TunnelStatus;
 use nebula_core::counters::Direction;
@@ -329,10 +330,10 @@ fn table_part(table: &TableReport, age: Option<u64>) -> Value {
 fn fixed_part(status: &Status) -> Value {
     let certificate = status.identity.as_ref().map(Identity::primary);
     let state = match (status.is_open(), status.closed) {
-        (true, _) if status.provisional => "provisional",
-        (true, _) => "running",
-        (false, Some(_)) => "closed",
-        (false, None) => "waiting",
+        (true, _) if status.provisional => InstanceState::Provisional,
+        (true, _) => InstanceState::Running,
+        (false, Some(_)) => InstanceState::Closed,
+        (false, None) => InstanceState::Waiting,
     };
     json!({
         "pod": status.pod,
