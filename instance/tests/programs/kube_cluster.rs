@@ -67,6 +67,14 @@ pub(crate) fn install(nodes: &Nodes) {
     println!("from the command to all ready: {:.1} s", start.elapsed().as_secs_f64());
 }
 
+/// Removes what is left on the nodes, as the documents say.
+pub(crate) fn clean_nodes(nodes: &Nodes) {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kubernetes/uninstall.yaml");
+    let manifest = std::fs::read_to_string(manifest).expect("the manifest");
+    nodes.apply("uninstall.yaml", &manifest.replace("registry.k8s.io/pause:3.10", "localhost/pause:1"));
+    nodes.wait_for_rollout(NAMESPACE, "daemonset/nebula-cni-uninstall", Duration::from_secs(60));
+}
+
 #[test]
 #[ignore = "needs root, containerd, etcd, a release build and a build of Kubernetes"]
 fn one_command_installs_a_cluster_whose_pods_old_and_new_have_tunnels_and_another_removes_it() {
@@ -118,14 +126,7 @@ fn one_command_installs_a_cluster_whose_pods_old_and_new_have_tunnels_and_anothe
         nodes.kubectl(&["delete", "pod", "-n", "shop", name, "--timeout=30s"]);
     }
     nodes.kubectl(&["delete", "daemonset", "-n", NAMESPACE, "nebula-cni-agent", "--timeout=30s"]);
-    let uninstall = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kubernetes/uninstall.yaml");
-    let uninstall = std::fs::read_to_string(uninstall)
-        .expect("the manifest")
-        .replace("registry.k8s.io/pause:3.10", "localhost/pause:1");
-    nodes.apply("uninstall.yaml", &uninstall);
-    let done =
-        nodes.try_kubectl(&["rollout", "status", "-n", NAMESPACE, "daemonset/nebula-cni-uninstall", "--timeout=60s"]);
-    assert!(done.status.success(), "{}\n{}", text(&done), nodes.state());
+    clean_nodes(&nodes);
     for node in [1, 2] {
         assert_eq!(nodes.left_on(node), "", "node {node} still has these");
     }

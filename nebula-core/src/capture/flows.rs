@@ -162,9 +162,25 @@ impl Translations {
         let first = First { flow, opens: true, led_to: *led_to, now };
         match self.course(current, first, |_| false) {
             Ok((_, true)) => self.lock().change(flow, |entry| entry.state = State::Resumed),
-            Ok((Course::Direct, false)) | Err(NoCourse::Unknown) => self.seal(std::slice::from_ref(flow), now),
+            Ok((Course::Direct, false)) => self.seal(std::slice::from_ref(flow), now),
+            Err(NoCourse::Unknown) => {
+                self.seal(std::slice::from_ref(flow), now);
+                if let Some(endpoint) = *led_to {
+                    let now = self.millis(now);
+                    let mut table = self.lock();
+                    let key = table.key(flow);
+                    table.led.note(key, flow, endpoint, now);
+                }
+            }
             Ok((_, false)) | Err(_) => {}
         }
+    }
+
+    /// With another directory: gives flows that waited for their endpoint their course, so that the other end can speak first.
+    pub(crate) fn resume_waiting(&self, current: &Current, now: Instant) {
+        let is_peer = |target: &Target| matches!(current.directory.find(target), Found::Peer { .. });
+        let found = self.lock().led.take(is_peer);
+        found.iter().for_each(|flow| self.resume(current, flow, now));
     }
 
     /// Whether an inbound packet is the first one of a flow that was resumed: the firewall does not know yet that the pod
@@ -207,7 +223,10 @@ impl Translations {
             }
             Found::Service(service) => {
                 let service = if was_sealed { Service { clear: 0, ..service } } else { service };
-                let kept = table.affinities.of(directory, &target, &service, now);
+                let kept = match table.led.endpoint(&key, now) {
+                    Some(led_to) => Some(Chosen::before(directory, &service, flow, led_to).ok_or(NoCourse::Unknown)?),
+                    None => table.affinities.of(directory, &target, &service, now),
+                };
                 match kept.or_else(|| Chosen::of(directory, &service, flow)).ok_or(NoCourse::Refused)? {
                     Chosen::Endpoint(_, endpoint) => Ok(course_of(translation(flow, &endpoint, flow.local_port))),
                     Chosen::Clear if was_direct => Err(NoCourse::EndpointGone),
@@ -387,7 +406,8 @@ impl Choice<'_> {
         let clear = if self.sealed.is_some() || is_doubtful { 0 } else { service.clear };
         let service = Service { clear, ..service };
         let directory = &*self.current.directory;
-        let kept = match self.first.led_to {
+        let led_to = self.first.led_to.or_else(|| table.led.endpoint(key, self.now).filter(|_| !opens));
+        let kept = match led_to {
             Some(endpoint) => Some(Chosen::before(directory, &service, flow, endpoint).ok_or(NoCourse::Unknown)?),
             None => table.affinities.of(directory, &target, &service, self.now),
         };
@@ -395,6 +415,7 @@ impl Choice<'_> {
         if !is_doubtful {
             table.affinities.note(target, &service, chosen, self.now);
         }
+        table.led.forget(key);
         match chosen {
             Chosen::Endpoint(..) => table.bypassed.forget(key),
             Chosen::Clear if was_direct => return Err(NoCourse::EndpointGone),

@@ -23,6 +23,7 @@ mod entry;
 mod flows;
 mod fragments;
 mod hash;
+mod led;
 mod rendezvous;
 mod sealed;
 mod table;

@@ -6,6 +6,7 @@ use super::affinity::Affinities;
 use super::bypassed::Bypassed;
 use super::entry::{Class, Entry, SHORTEST_TIMEOUT, State};
 use super::hash::{Hashed, Key, Keyed};
+use super::led::Led;
 use super::sealed::Sealed;
 use super::translation::Translation;
 use crate::wire::ip::FlowKey;
@@ -27,6 +28,7 @@ pub(super) struct Table {
     next_id: u64,
     pub(super) affinities: Affinities,
     pub(super) bypassed: Bypassed,
+    pub(super) led: Led,
     pub(super) sealed: Sealed,
 }
 
@@ -122,6 +124,7 @@ impl Table {
         }
         self.affinities.expire(now);
         self.sealed.expire(now);
+        self.led.expire(now);
         if 4 * self.len() < self.by_original.capacity() {
             self.by_original.shrink_to(2 * self.len());
             self.by_wire.shrink_to(2 * self.len());

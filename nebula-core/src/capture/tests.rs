@@ -386,6 +386,38 @@ fn a_connection_from_before_the_capture_goes_on_with_the_endpoint_that_the_prima
 }
 
 #[test]
+fn a_connection_from_before_waits_for_its_endpoint_and_gets_no_other_one() {
+    let (whole, flow) = (mixed(3, 1), to_service(protocol::TCP, 40_000));
+    for n in 1..=3 {
+        // The endpoint is captured after the pod that asks.
+        let mut bench = Bench::new(whole.without(pod(n)));
+        let before = OpenedBefore { flow, led_to: Some((pod(n), 8080).into()) };
+        bench.translations.resume(&bench.current, &before, bench.now);
+        assert_eq!(bench.course(&flow), Err(NoCourse::Unknown), "another one would reset it");
+        bench.give(whole.next(|_| ()));
+        bench.translations.resume_waiting(&bench.current, bench.now);
+        let wire = FlowKey { remote: pod(n), remote_port: 8080, ..flow };
+        assert_eq!(bench.back(&wire), Some(flow), "the endpoint may speak first");
+        assert_eq!(bench.endpoint(&flow), pod(n));
+    }
+    // The pod may speak first as well, may open another connection from the same port, and does not wait for ever.
+    let fewer = || whole.without(pod(1));
+    let before = OpenedBefore { flow, led_to: Some((pod(1), 8080).into()) };
+    let mut bench = Bench::new(fewer());
+    bench.translations.resume(&bench.current, &before, bench.now);
+    bench.give(whole.next(|_| ()));
+    assert_eq!(bench.endpoint(&flow), pod(1));
+    let bench = Bench::new(fewer());
+    bench.translations.resume(&bench.current, &before, bench.now);
+    assert!(bench.opens(&flow).is_ok());
+    let mut bench = Bench::new(fewer());
+    bench.translations.resume(&bench.current, &before, bench.now);
+    assert_eq!(bench.course(&flow), Err(NoCourse::Unknown));
+    bench.wait(60);
+    assert_ne!(bench.course(&flow), Err(NoCourse::Unknown));
+}
+
+#[test]
 fn a_connection_outlives_the_service_but_not_its_pod_and_a_datagram_flow_neither() {
     let [tcp, udp] = [protocol::TCP, protocol::UDP].map(|number| to_service(number, 40_000));
     let mut bench = Bench::new(cluster(3));

@@ -131,6 +131,13 @@ impl Forwarder {
         }
     }
 
+    /// Gives those of them whose endpoint was not known a course by the present directory, if that knows it.
+    pub(crate) fn resume_waiting(&self, now: Instant) {
+        if let Some(current) = &self.snapshot.load().capture {
+            self.translations.resume_waiting(current, now);
+        }
+    }
+
     /// Notes the flows with pods that `old` has and `new` has not, so that nothing of them leaves in clear: also those
     /// whose packets only came from the pod so far.
     pub(crate) fn seal_flows(&self, old: &dyn Directory, new: &dyn Directory, now: Instant) {

@@ -340,6 +340,7 @@ impl Node {
                 Part::Capture => {
                     self.end_former_pods(now, old.capture.as_deref());
                     self.forwarder.set_directory(self.config.capture.clone());
+                    self.forwarder.resume_waiting(now);
                     self.release_held(now);
                 }
                 // Read from the configuration whenever they are needed.

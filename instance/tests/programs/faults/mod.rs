@@ -104,6 +104,7 @@ const ROWS: &[(&str, Shown)] = &[
     ("no_route", on_kernel(KERNEL)),
     // Neither.
     ("listen_host", written("listen_host_is_loopback", KERNEL)),
+    ("lan_replaced", written("route_that_takes_the_place_of_the_lan", KERNEL)),
     ("datagram_too_large", written("datagram_too_large", KERNEL)),
     ("send_failed", written("system_that_refuses_to_send", KERNEL)),
     ("underlay_through_overlay", written("endpoint_behind_the_own_device", KERNEL)),
