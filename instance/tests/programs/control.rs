@@ -309,7 +309,7 @@ fn changed_files_are_obeyed_without_a_signal_and_bad_ones_refused() {
     let settings = pair.settings.replace("daemon: {", "daemon: {watch_files: 100ms, ");
     pair.client.reload(&settings);
     pair.wait("reload", || pair.client.log().contains("Caught HUP"));
-    std::fs::write(pair.client.config(), "cipher: des\n").unwrap();
+    pair.client.replace("cipher: des\n");
     pair.wait("refusal", || pair.client.log().contains("nothing was changed"));
     pair.client.write(&settings.replace("port: 80", "port: 81"));
     pair.wait("new rules", || pair.client.log().contains("New firewall has been installed"));

@@ -42,20 +42,6 @@ pub(super) fn port_does_not_pass(peer: Peer) {
     left.why(R, &["port_blocked"]);
 }
 
-pub(super) fn endpoint_of_another_family(_: Peer) {
-    let site = Site::new();
-    let ca = site.usual_ca();
-    let left = site.start(Peer::Ours, &Spec::new("left", L, &ca).more(map(R, "[::1]:4242".parse().unwrap())));
-    left.why(R, &["listen_family"]);
-}
-
-pub(super) fn endpoint_in_the_overlay(_: Peer) {
-    let site = Site::new();
-    let ca = site.usual_ca();
-    let left = site.start(Peer::Ours, &Spec::new("left", L, &ca).more(map(R, "10.42.9.9:4242".parse().unwrap())));
-    left.why(R, &["endpoint_inside_overlay"]);
-}
-
 pub(super) fn another_cipher(peer: Peer) {
     let site = Site::new();
     let ca = site.usual_ca();

@@ -51,8 +51,8 @@ const ROWS: &[(&str, Shown)] = &[
     ("answers_lost", LoopbackWithGo(between::answers_do_not_arrive)),
     ("port_closed", Loopback(between::nobody_listens)),
     ("port_blocked", LoopbackWithGo(between::port_does_not_pass)),
-    ("listen_family", Loopback(between::endpoint_of_another_family)),
-    ("endpoint_inside_overlay", Loopback(between::endpoint_in_the_overlay)),
+    ("listen_family", written("family_that_listen_host_lacks", "nobody listens at [::1] either, and `port_closed` is named")),
+    ("endpoint_inside_overlay", written("endpoint_inside_the_overlay", "a host drops such an entry of its map, and `no_endpoint` is named")),
     ("other_cipher", LoopbackWithGo(between::another_cipher)),
     ("answers_not_taken", LoopbackWithGo(between::another_cipher_of_a_caller)),
     ("refused_by_peer", LoopbackWithGo(between::peer_that_does_not_trust)),
@@ -144,7 +144,7 @@ fn codes_of_the_source() -> BTreeSet<String> {
         for opening in ["Finding::error(", "Finding::warning(", "=> (", "=> {\n            (", "refusal(", "unheard("] {
             codes.extend(text.split(opening).skip(1).filter_map(|rest| {
                 let code = rest.trim_start().strip_prefix('"')?.split('"').next()?;
-                code.chars().all(|c| c.is_ascii_lowercase() || c == '_').then(|| code.to_owned())
+                code.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_').then(|| code.to_owned())
             }));
         }
     }

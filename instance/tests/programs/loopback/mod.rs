@@ -120,7 +120,14 @@ impl Daemon {
 
     /// Replaces the configuration.
     pub fn write(&self, more: &str) {
-        std::fs::write(&self.config, format!("{}{more}\n", self.fixed)).unwrap();
+        self.replace(&format!("{}{more}\n", self.fixed));
+    }
+
+    /// Replaces the whole file by rename, as an editor does: a daemon that watches it never sees half of one.
+    pub fn replace(&self, text: &str) {
+        let new = self.config.with_extension("new");
+        std::fs::write(&new, text).unwrap();
+        std::fs::rename(new, &self.config).unwrap();
     }
 
     /// Replaces the configuration and triggers a reload.
