@@ -29,11 +29,12 @@ struct Shown {
     more: MoreMetrics,
 }
 
-/// Opens the listener; `::` is IPv4 where the system has no IPv6. That it fails if the address is taken also keeps two agents from working on one node.
+/// Opens the listener; `::` is IPv4 where the system has no IPv6. That it fails if the address is taken also keeps two agents from
+/// working on one node. To be called in a runtime.
 ///
 /// # Errors
 /// Returns the system's error.
-pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let listener = nebula_cert::listener::listen(address)?;
     listener.set_nonblocking(true)?;
     TcpListener::from_std(listener)
@@ -143,7 +144,7 @@ mod tests {
 
     #[tokio::test]
     async fn three_hundred_slow_connections_keep_the_kubelet_from_no_probe() {
-        let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(serve(listener, Readiness::default(), Arc::new(String::new)));
         let mut slow = Vec::new();
@@ -163,9 +164,9 @@ mod tests {
 
     #[tokio::test]
     async fn readiness_is_served_with_the_reason_and_silent_clients_block_nobody() {
-        let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = listener.local_addr().unwrap();
-        assert!(bind(address).await.is_err(), "a second agent");
+        assert!(bind(address).is_err(), "a second agent");
         let readiness = Readiness::default();
         tokio::spawn(serve(listener, readiness.clone(), Arc::new(|| "extra 1\n".to_owned())));
         let mut silent = Vec::new();

@@ -85,7 +85,7 @@ pub enum RunError {
 /// Returns an error if it cannot start.
 pub async fn run(node: Node, options: Options) -> Result<(), RunError> {
     let address = node.config.listen;
-    let listener = listener::bind(address).await.map_err(|source| RunError::Listen { address, source })?;
+    let listener = listener::bind(address).map_err(|source| RunError::Listen { address, source })?;
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let (places_tx, places) = watch::channel(None);
     let (target_tx, target) = watch::channel(None);

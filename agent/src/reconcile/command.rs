@@ -106,7 +106,7 @@ impl Keep {
             }
         };
         if let Some(address) = self.listen {
-            let listener = listener::bind(address).await.map_err(|source| KeepError::Listen(address, source))?;
+            let listener = listener::bind(address).map_err(|source| KeepError::Listen(address, source))?;
             let shown = Arc::clone(&metrics);
             let more: MoreMetrics = Arc::new(move || shown.text());
             tokio::spawn(listener::serve(listener, readiness.clone(), more));

@@ -102,7 +102,7 @@ fn gc_keeps_the_tunnel_while_either_interface_is_listed_and_ends_it_once() {
         json!(names.iter().map(|name| json!({"containerID": id, "ifname": name})).collect::<Vec<_>>())
     };
     for (listed, stays) in [(&["eth0", "net1"][..], true), (&["eth0"], true), (&[], false), (&[], false)] {
-        node.entry["cni.dev/valid-attachments"] = of(listed, &node.id().to_owned());
+        node.entry["cni.dev/valid-attachments"] = of(listed, node.id());
         call(&mut node, "GC", "eth0").expect_ok();
         assert_eq!(has_tunnel(&mut node, "eth0"), stays, "{listed:?}");
     }

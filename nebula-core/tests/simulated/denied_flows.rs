@@ -86,7 +86,7 @@ fn without_debug_logging_a_denied_flow_is_only_counted() {
 fn tunnel(net: &mut SimNet, at: HostId, of: HostId) -> TunnelStatus {
     let peer = net.overlay(of);
     let all = net.control(at, |node, _| node.tunnels());
-    all.into_iter().find(|tunnel| tunnel.peer.contains(&peer)).unwrap()
+    all.into_iter().find(|tunnel| tunnel.peer.contains(&peer)).expect("a tunnel to the peer")
 }
 
 #[test]

@@ -16,12 +16,15 @@ use site::{Peer, source};
 
 use Shown::{ByTest, Loopback, LoopbackWithGo};
 
+/// Makes a fault between hosts, and holds what they say of it.
+type Fault = fn(Peer);
+
 /// How a code is shown.
 enum Shown {
     /// By daemons of ours.
-    Loopback(fn(Peer)),
+    Loopback(Fault),
     /// By daemons of ours, and once more with Go Nebula as the peer.
-    LoopbackWithGo(fn(Peer)),
+    LoopbackWithGo(Fault),
     /// By another test, because of this.
     ByTest { file: &'static str, test: &'static str, because: &'static str },
 }
@@ -179,8 +182,8 @@ fn the_tests_that_stand_in_for_rows_are_there_and_name_their_code() {
 }
 
 /// Runs each function once, some at a time, and lists the codes of those that fail.
-fn run(peer: Peer, functions: impl Iterator<Item = (&'static str, fn(Peer))>) {
-    let mut once: BTreeMap<usize, (Vec<&str>, fn(Peer))> = BTreeMap::new();
+fn run(peer: Peer, functions: impl Iterator<Item = (&'static str, Fault)>) {
+    let mut once: BTreeMap<usize, (Vec<&str>, Fault)> = BTreeMap::new();
     for (code, function) in functions {
         once.entry(function as usize).or_insert_with(|| (Vec::new(), function)).0.push(code);
     }
