@@ -29,8 +29,8 @@ struct Shown {
     more: MoreMetrics,
 }
 
-/// Opens the listener; `::` is IPv4 where the system has no IPv6. That it fails if the address is taken also keeps two agents from
-/// working on one node. To be called in a runtime.
+/// Opens the listener; `::` is IPv4 where the system has no IPv6. That it fails if the address is taken also keeps two
+/// agents from working on one node. To be called in a runtime.
 ///
 /// # Errors
 /// Returns the system's error.

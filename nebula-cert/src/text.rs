@@ -1,5 +1,5 @@
-//! The text of a file in whatever form of Unicode it was saved: programs of Windows save UTF-16 or UTF-8 with a byte order
-//! mark. All our programs read their files with it.
+//! The text of a file in whatever form of Unicode it was saved: programs of Windows save UTF-16 or UTF-8 with a byte
+//! order mark. All our programs read their files with it.
 
 use std::io::{self, ErrorKind, Read};
 
@@ -16,8 +16,8 @@ pub fn read(mut reader: impl Read, capacity: usize) -> io::Result<Zeroizing<Stri
     Ok(Zeroizing::new(text))
 }
 
-/// Decodes a file, which may hold a private key. Like go-yaml, takes UTF-16 after a byte order mark, and UTF-8 else. The mark
-/// is no part of the text.
+/// Decodes a file, which may hold a private key. Like go-yaml, takes UTF-16 after a byte order mark, and UTF-8 else.
+/// The mark is no part of the text.
 ///
 /// # Errors
 /// Returns what is wrong with the bytes.

@@ -1,11 +1,11 @@
 #!/bin/bash
-# Runs a command under another kernel: one of Debian's, in a virtual machine (qemu without KVM, so 10 to 20 times slower).
+# Runs a command under another kernel: one of Debian's, in a virtual machine (qemu without KVM, so everything is slow).
 #
 #   vm.sh SUITE COMMAND [ARGUMENT...]    bullseye (5.10), bookworm (6.1), trixie (6.12) or sid
 #
 # The machine sees this one's files, read-only; what it writes is lost at its end. It has control groups of version 2 alone, a
 # /run of its own, loopback, and no other network. Prints the console; the exit status is the command's, 125 where there is none.
-# The environment variables named in VM_ENV are handed on. VM_MEMORY (2048) is in MiB, VM_LIMIT (600) in seconds.
+# The environment variables named in VM_ENV are handed on. VM_MEMORY (2048) is in MiB, VM_LIMIT (600) in seconds, VM_CPUS is 1.
 #
 # Needs root, Debian's qemu-system-x86, busybox-static, cpio and kmod. Kernels stay in VM_CACHE (/var/tmp/vm-kernels).
 set -euo pipefail

@@ -9,20 +9,20 @@ use crate::netns::NetnsId;
 use crate::reply::{Error, code};
 use crate::request::{Key, is_name};
 
-/// Returns the attachment of another interface of the container whose tunnel serves the whole pod: one of the same network.
+/// Whether another interface of the container has a tunnel in the same network, which serves the whole pod.
 ///
 /// # Errors
 /// Code 7 if another network has given the pod a device called `device`.
-pub fn of_same_network(
+pub fn has_tunnel(
     state_dir: &Path,
     key: &Key,
     device: &str,
     netns: impl FnOnce() -> Result<NetnsId, Error>,
     host: &Host<'_>,
-) -> Result<Option<Record>, Error> {
+) -> Result<bool, Error> {
     let mut siblings = siblings(state_dir, key);
     if siblings.is_empty() {
-        return Ok(None);
+        return Ok(false);
     }
     let netns = netns()?;
     // A record of a namespace that is gone says nothing about this one, which may have got its number.
@@ -31,22 +31,19 @@ pub fn of_same_network(
             && host.namespaces.open(&record.target.netns).is_ok_and(|found| found.id == netns)
     };
     siblings.retain(is_there);
-    if let Some(at) = siblings.iter().position(|record| record.target.network == key.network) {
-        return Ok(Some(siblings.swap_remove(at)));
+    if siblings.iter().any(|record| record.target.network == key.network) {
+        return Ok(true);
     }
-    match siblings.iter().find(|record| record.target.device == device && record.target.ifname != key.ifname) {
-        None => Ok(None),
-        Some(other) => {
-            let msg = format!(
-                "network {:?} has made the pod's device {device:?} already, for its interface {}",
-                other.target.network, other.target.ifname
-            );
-            Err(Error::new(code::CONFIG, msg).details(
-                "a pod in two overlay networks needs two devices: choose another name with the key \"device\" of one network, \
-                 or leave this plugin out of it",
-            ))
-        }
-    }
+    let rival = siblings.iter().find(|record| record.target.device == device && record.target.ifname != key.ifname);
+    let Some(Record { target, .. }) = rival else { return Ok(false) };
+    let msg = format!(
+        "network {:?} has made the pod's device {device:?} already, for its interface {}",
+        target.network, target.ifname
+    );
+    Err(Error::new(code::CONFIG, msg).details(
+        "a pod in two overlay networks needs two devices: choose another name with the key \"device\" of one network, or \
+         leave this plugin out of it",
+    ))
 }
 
 /// The records of the container's other attachments, in all networks.

@@ -141,8 +141,7 @@ pub(crate) fn enrolled(
 /// Whether another interface of the pod has its tunnel in this network.
 pub(crate) fn has_sibling(request: &Attach, settings: &Settings, host: &Host<'_>) -> Result<bool, Error> {
     let netns = || Ok(open_netns(request, host)?.id);
-    let found = sibling::of_same_network(&settings.state_dir, &request.key, &settings.device, netns, host)?;
-    Ok(found.is_some())
+    sibling::has_tunnel(&settings.state_dir, &request.key, &settings.device, netns, host)
 }
 
 /// Undoes an ADD whose result could not be printed.

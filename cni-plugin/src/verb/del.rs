@@ -153,8 +153,8 @@ fn end_capture(files: &Files, record: Option<&Record>, lost: Vec<IpAddr>, host: 
     host.captures.remove(netns.as_ref(), capture, &unused(capture.guard.addresses().to_vec()))
 }
 
-/// Undoing needs no more than doing did: what the record does not name was never made. `recorded` is `None` without a record;
-/// then nobody has made what this process may not even look for.
+/// Undoing needs no more than doing did: what the record does not name was never made. `recorded` is `None` without a
+/// record; then nobody has made what this process may not even look for.
 fn if_needed(removed: io::Result<()>, recorded: Option<bool>) -> io::Result<()> {
     match (removed, recorded) {
         (Err(_), Some(false)) => Ok(()),

@@ -207,9 +207,9 @@ fn read_launch(path: &Path) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Replaces the contents and not the file: the instance holds this one open, with a lock that keeps a second instance out, and
-/// could not open another. Meanwhile a copy beside it is whole, from which instances start: this process or the machine
-/// may end in between.
+/// Replaces the contents and not the file: the instance holds this one open, with a lock that keeps a second instance
+/// out, and could not open another. Meanwhile a copy beside it is whole, from which instances start: this process or
+/// the machine may end in between.
 fn replace(path: &Path, text: &[u8]) -> Result<(), String> {
     let copy = launch::copy_of(path);
     let failed = |path: &Path, e: io::Error| format!("cannot write {}: {e}", path.display());

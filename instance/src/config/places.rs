@@ -34,7 +34,8 @@ impl Places {
             let text = merge::read_bounded(&file).ok()?;
             let document = Document::compose(&text).ok()?;
             let root = document.root()?;
-            Some((file, Reader { document: &document, left: MAX_PLACES }.place(document.node(root).line, root)))
+            let mut reader = Reader { document: &document, left: MAX_PLACES, depth: 0 };
+            Some((file, reader.place(document.node(root).line, root)))
         };
         Self { files: merge::find(path).unwrap_or_default().into_iter().filter_map(place).collect() }
     }
@@ -58,6 +59,9 @@ impl Places {
 
 /// Places of one file; more than that are made by aliases of aliases.
 const MAX_PLACES: usize = 1_000_000;
+
+/// No configuration that was read is deeper.
+const MAX_DEPTH: usize = 512;
 
 impl Place {
     fn into_map(self) -> Option<BTreeMap<String, Self>> {
@@ -97,14 +101,17 @@ struct Reader<'a> {
     document: &'a Document,
     /// Places that aliases may still add.
     left: usize,
+    /// Lists and mappings around the present place.
+    depth: usize,
 }
 
 impl Reader<'_> {
     /// What is inside of a node, of which the line is that of its key or its own.
     fn place(&mut self, line: u64, index: usize) -> Place {
         let node = self.document.node(self.document.followed(index));
+        self.depth += 1;
         let inside = match &node.kind {
-            _ if self.left == 0 => Inside::Nothing,
+            _ if self.left == 0 || self.depth > MAX_DEPTH => Inside::Nothing,
             Kind::List(items) => Inside::List(
                 items.iter().map(|item| self.counted(|own| own.place(own.document.node(*item).line, *item))).collect(),
             ),
@@ -115,6 +122,7 @@ impl Reader<'_> {
             }
             Kind::Scalar { .. } | Kind::Alias(_) => Inside::Nothing,
         };
+        self.depth -= 1;
         Place { line, inside }
     }
 

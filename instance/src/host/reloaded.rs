@@ -172,7 +172,8 @@ fn report_reloaded(part: Part, old: &Settings, new: &Settings) {
         Part::Capture => {}
         // Logged at each reload, as in Go.
         Part::Trust | Part::Identity => {}
-        _ => tracing::info!("other settings have been reloaded"),
+        // Each part of today has a line above.
+        other => tracing::info!(part = ?other, "settings have been reloaded"),
     }
 }
 

@@ -178,8 +178,8 @@ fn helm_installs_and_upgrades_and_uninstalls_once_no_pod_needs_it() {
         "deployments,statefulsets,daemonsets,jobs,services,roles,rolebindings,networkpolicies,persistentvolumeclaims";
     let left = nodes.kubectl(&["get", "-n", NAMESPACE, kinds, "-o", "name"]);
     assert_eq!(left, "persistentvolumeclaim/nebula-ca");
-    // The upgrade made the CA's pod again, with the chain, and it ended after the hook: the plugin stayed on its node to answer that
-    // pod's DEL.
+    // The upgrade made the CA's pod again, with the chain, and it ended after the hook: the plugin stayed on its node
+    // to answer that pod's DEL.
     clean_nodes(nodes);
     for node in [1, 2] {
         assert_eq!(nodes.left_on(node), "", "node {node} still has these");

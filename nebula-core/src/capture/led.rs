@@ -1,5 +1,6 @@
-//! Flows to Services from before the capture whose endpoint is not known yet, as while the pods of a node are captured one after
-//! the other: each waits for the endpoint that the primary network chose, for any other one would reset its connection.
+//! Flows to Services from before the capture whose endpoint is not known yet, as while the pods of a node are captured
+//! one after the other: each waits for the endpoint that the primary network chose, for any other one would reset its
+//! connection.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -8,9 +9,11 @@ use super::hash::{Hashed, Key};
 use super::{OpenedBefore, Target};
 use crate::wire::ip::FlowKey;
 
-/// How long a flow waits, in ms: a pod is captured, and in every directory, long before. After that it may get any endpoint.
+/// How long a flow waits, in ms: a pod is captured, and in every directory, long before. After that it may get any
+/// endpoint.
 const WAIT: u64 = 60_000;
 
+/// By flow, each with its endpoint.
 #[derive(Debug, Default)]
 pub(super) struct Led(HashMap<Key, Waiting, Hashed>);
 

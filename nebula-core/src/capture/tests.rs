@@ -400,7 +400,7 @@ fn a_connection_from_before_waits_for_its_endpoint_and_gets_no_other_one() {
         assert_eq!(bench.back(&wire), Some(flow), "the endpoint may speak first");
         assert_eq!(bench.endpoint(&flow), pod(n));
     }
-    // The pod may speak first as well, may open another connection from the same port, and does not wait for ever.
+    // The pod may speak first as well, may open another connection from the same port, and waits for a minute at most.
     let fewer = || whole.without(pod(1));
     let before = OpenedBefore { flow, led_to: Some((pod(1), 8080).into()) };
     let mut bench = Bench::new(fewer());

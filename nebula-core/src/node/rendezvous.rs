@@ -36,10 +36,9 @@ impl Node {
         }
     }
 
-    /// Sends a datagram for a tunnel that does not exist to each endpoint of `peer`, and to where it calls from although
-    /// it does not hear the answers, from the port of this node. A
-    /// Nebula there answers with a recv_error, which shows that UDP passes in both directions; [`Node::diagnosis`] has
-    /// the answers.
+    /// Sends a datagram for a tunnel that does not exist to each endpoint of `peer`, and to where it calls from
+    /// although it does not hear the answers, from the port of this node. A Nebula there answers with a recv_error,
+    /// which shows that UDP passes in both directions; [`Node::diagnosis`] has the answers.
     pub fn probe(&mut self, now: Instant, peer: IpAddr) {
         self.now = now;
         let mut endpoints = self.config.endpoints_of(peer, &self.lighthouse);

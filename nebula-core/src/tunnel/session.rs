@@ -106,7 +106,8 @@ impl Session {
         self.sent.next.load(Ordering::Relaxed)
     }
 
-    /// Counts the bytes of one (super-)packet that was sealed. The cache line is this lane's: it has just reserved there.
+    /// Counts the bytes of one (super-)packet that was sealed. The cache line is this lane's: it has just reserved
+    /// there.
     pub(crate) fn count_sent(&self, bytes: u64) {
         self.sent.bytes.fetch_add(bytes, Ordering::Relaxed);
     }

@@ -179,7 +179,8 @@ fn ask(family: Family, kind: i32, flags: i32, attributes: &[u8]) -> io::Result<V
 // struct nfgenmsg.
 const NFGENMSG: usize = 4;
 
-// No netlink for netfilter (the first two); netfilter without nf_tables, in answer to a transaction and to another request.
+// No netlink for netfilter (the first two); netfilter without nf_tables, in answer to a transaction and to another
+// request (net/netfilter/nfnetlink.c).
 const NO_NF_TABLES: [i32; 4] = [libc::EPROTONOSUPPORT, libc::EAFNOSUPPORT, libc::EOPNOTSUPP, libc::EINVAL];
 
 #[cfg(test)]

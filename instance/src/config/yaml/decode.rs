@@ -9,7 +9,7 @@ use crate::config::Value;
 /// Decodes a document. The root must be a mapping; no document is an empty mapping.
 pub(super) fn root(document: &Document) -> Result<Value, String> {
     let Some(root) = document.root() else { return Ok(Value::empty()) };
-    let mut decoder = Decoder { document, following: Vec::new(), decoded: 0, through_aliases: 0 };
+    let mut decoder = Decoder { document, following: 0, depth: 0, decoded: 0, through_aliases: 0 };
     let other = |tag: &str| {
         Err(format!("cannot unmarshal {tag} into map[string]interface {{}}: the file must hold `key: value` pairs"))
     };
@@ -30,8 +30,10 @@ pub(super) fn root(document: &Document) -> Result<Value, String> {
 
 struct Decoder<'a> {
     document: &'a Document,
-    /// Nodes whose aliases are being followed.
-    following: Vec<usize>,
+    /// Number of aliases and merged mappings that are being followed, one inside of the other.
+    following: usize,
+    /// Number of lists and mappings that are being decoded, one inside of the other.
+    depth: usize,
     decoded: u64,
     through_aliases: u64,
 }
@@ -50,23 +52,28 @@ type Entries = BTreeMap<String, Value>;
 impl Decoder<'_> {
     fn value(&mut self, index: usize) -> Result<Value, String> {
         self.count()?;
-        match &self.document.node(index).kind {
-            Kind::Scalar { text, is_plain, tag } => Ok(Scalar::resolve(text, *is_plain, tag.as_deref())?.value),
-            Kind::List(items) => Ok(Value::List(items.iter().map(|item| self.value(*item)).collect::<Result<_, _>>()?)),
+        self.depth += 1;
+        if self.depth > MAX_DEPTH {
+            return Err("nested too deep by its aliases".to_owned());
+        }
+        let value = match &self.document.node(index).kind {
+            Kind::Scalar { text, is_plain, tag } => Scalar::resolve(text, *is_plain, tag.as_deref())?.value,
+            Kind::List(items) => Value::List(items.iter().map(|item| self.value(*item)).collect::<Result<_, _>>()?),
             Kind::Map(pairs) => {
                 let keys = if self.has_text_keys(pairs) { Keys::Text } else { Keys::Meaning };
                 let mut entries = Entries::default();
                 self.fill(pairs, &mut entries, keys, None)?;
-                Ok(if keys == Keys::Text { Value::Map(entries) } else { Value::Mixed(entries) })
+                if keys == Keys::Text { Value::Map(entries) } else { Value::Mixed(entries) }
             }
             Kind::Alias(target) => {
-                let target = *target;
-                self.enter(target)?;
-                let value = self.value(target);
-                self.following.pop();
+                self.following += 1;
+                let value = self.value(*target)?;
+                self.following -= 1;
                 value
             }
-        }
+        };
+        self.depth -= 1;
+        Ok(value)
     }
 
     /// Adds the pairs of a mapping. `seen` has the keys that are not to be set again, if the mapping is merged into
@@ -127,9 +134,12 @@ impl Decoder<'_> {
                 return Err("map merge requires map or sequence of maps as the value".to_owned());
             };
             self.count()?;
-            self.enter(target)?;
+            (self.following, self.depth) = (self.following + 1, self.depth + 1);
+            if self.depth > MAX_DEPTH {
+                return Err("merged too deep".to_owned());
+            }
             self.fill(pairs, entries, keys, Some(&mut *seen))?;
-            self.following.pop();
+            (self.following, self.depth) = (self.following - 1, self.depth - 1);
         }
         Ok(())
     }
@@ -187,18 +197,10 @@ impl Decoder<'_> {
         }
     }
 
-    fn enter(&mut self, target: usize) -> Result<(), String> {
-        if self.following.contains(&target) {
-            return Err("an anchor's value contains itself".to_owned());
-        }
-        self.following.push(target);
-        Ok(())
-    }
-
     /// Refuses documents that grow by their aliases, by go-yaml's measure.
     fn count(&mut self) -> Result<(), String> {
         self.decoded += 1;
-        self.through_aliases += u64::from(!self.following.is_empty());
+        self.through_aliases += u64::from(self.following > 0);
         let is_too_much = self.through_aliases > 100
             && self.decoded > 1000
             && self.through_aliases as f64 / self.decoded as f64 > allowed_share(self.decoded);
@@ -219,5 +221,31 @@ fn allowed_share(decoded: u64) -> f64 {
 
 pub(in crate::config) const MERGE_KEY: &str = "<<";
 
+/// Twice the parser's limit: through aliases a value may be deeper than it is written, and each level takes room on the
+/// stack.
+const MAX_DEPTH: usize = 512;
+
 /// Twice as many as a document may have without aliases.
 const MAX_DECODED: u64 = 1_000_000;
+
+#[cfg(test)]
+mod tests {
+    use crate::config::yaml::parse;
+
+    #[test]
+    fn a_value_that_contains_itself_or_is_deep_by_its_aliases_is_refused() {
+        for text in ["a: &a [*a]", "a: &a {b: {c: *a}}", "a: &a {<<: *a}"] {
+            let error = parse(text).unwrap_err().to_string();
+            assert!(error.contains("contains itself"), "{text}: {error}");
+        }
+        // Each is written a hundred levels deep, around the one before; far fewer aliases than there may be.
+        let lists = |count: usize| -> String {
+            let open = |n: usize| format!("a{n}: &a{n} {}*a{} {}\n", "[".repeat(100), n - 1, "]".repeat(100));
+            std::iter::once("a0: &a0 x\n".to_owned()).chain((1..count).map(open)).collect()
+        };
+        assert!(parse(&lists(5)).is_ok());
+        assert!(parse(&lists(100)).unwrap_err().to_string().contains("too deep"));
+        let merges: String = (1..10_000).map(|n| format!("a{n}: &a{n} {{<<: *a{}}}\n", n - 1)).collect();
+        assert!(parse(&format!("a0: &a0 {{k: x}}\n{merges}")).is_err());
+    }
+}

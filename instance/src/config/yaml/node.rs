@@ -30,7 +30,7 @@ pub(in crate::config) enum Kind {
     List(Vec<usize>),
     /// Keys and values in turn.
     Map(Vec<usize>),
-    /// The node with the anchor, which may be one that this node is part of.
+    /// The node with the anchor, which is complete: no node contains itself.
     Alias(usize),
 }
 
@@ -93,7 +93,11 @@ impl Document {
                 Event::Alias(anchor) => {
                     let target = anchors.get(&anchor).copied();
                     let unknown = || Failure::Limit("unknown anchor referenced".to_owned());
-                    (Kind::Alias(target.ok_or_else(unknown)?), 0)
+                    let target = target.ok_or_else(unknown)?;
+                    if open.contains(&target) {
+                        return Err(Failure::Limit("an anchor's value contains itself".to_owned()));
+                    }
+                    (Kind::Alias(target), 0)
                 }
                 Event::Scalar(text, style, anchor, tag) => {
                     let tag = tag.as_deref().and_then(short);

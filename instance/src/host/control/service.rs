@@ -15,10 +15,12 @@ use super::facts::{self, Sources};
 use super::flow::Flow;
 use super::refusal::Refusal;
 use super::request::Request;
+use crate::config::Settings;
+use crate::host::dns::Registered;
 use crate::host::reload::Reloader;
 use crate::host::renewal_health::RenewalHealth;
 use crate::host::unmet::Unmet;
-use crate::linux::clock::{self, now, unix_now};
+use crate::linux::clock::{now, unix_now};
 use crate::linux::kernel_view;
 use crate::log;
 
@@ -118,8 +120,7 @@ impl ControlService {
         self.tell_unmet(&mut told);
         let needs_them = !settings.am_lighthouse && !settings.lighthouses.is_empty();
         if needs_them && !settings.lighthouses.iter().any(has_tunnel) {
-            let Facts { device, udp, .. } = &self.facts;
-            let sources = Sources { handle: &self.handle, settings, device, udp: *udp, names: None, now };
+            let sources = self.sources(settings, None, now);
             told["lighthouse_facts"] = sources.known_about(settings.lighthouses.iter().copied());
         }
         told
@@ -242,6 +243,10 @@ impl ControlService {
         own.map(|own| answer::identity(own, true)).ok_or(Refusal::Nobody(address))
     }
 
+    fn sources<'a>(&'a self, settings: &'a Settings, names: Option<Arc<Registered>>, now: UnixTime) -> Sources<'a> {
+        Sources { handle: &self.handle, settings, device: &self.facts.device, udp: self.facts.udp, names, now }
+    }
+
     /// Collecting takes seconds, so the lock is not held meanwhile.
     fn told(&self, tell: impl FnOnce(&Sources<'_>) -> Value) -> Value {
         let (settings, last, on_disk, names) = {
@@ -249,12 +254,9 @@ impl ControlService {
             let last = reloader.last().map(|last| json!({"at": last.at, "error": last.error}));
             (reloader.settings().clone(), last, reloader.on_disk(unix_now()), reloader.registered_names())
         };
-        let Facts { device, udp, .. } = &self.facts;
-        let (settings, now) = (&settings, unix_now());
-        let sources = Sources { handle: &self.handle, settings, device, udp: *udp, names, now };
-        let mut told = tell(&sources);
+        let mut told = tell(&self.sources(&settings, names, unix_now()));
         self.tell_unmet(&mut told);
-        told["enrolment"] = self.facts.renewals.to_json(clock::now());
+        told["enrolment"] = self.facts.renewals.to_json(now());
         let (refused, remarks) = on_disk;
         told["configuration"] = json!({"last_reload": last, "refused": refused, "remarks": remarks});
         told

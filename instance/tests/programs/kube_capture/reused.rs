@@ -1,5 +1,5 @@
-//! Pods that are not enrolled get the addresses of enrolled ones as soon as these are deleted, while programs go on sending
-//! what was for the former. `captured::reused` does the same many more times, without an API server.
+//! Pods that are not enrolled get the addresses of enrolled ones as soon as these are deleted, while programs go on
+//! sending what was for the former. `captured::reused` does the same many more times, without an API server.
 
 use std::io::{ErrorKind, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
@@ -87,8 +87,8 @@ fn give_next(town: &Town, addresses: &[IpAddr]) {
     }
 }
 
-/// A program in a pod with a TCP connection and a UDP socket to one address, both older than the next owner of the address. It
-/// sends the secret on both, whatever comes of it.
+/// A program in a pod with a TCP connection and a UDP socket to one address, both older than the next owner of the
+/// address. It sends the secret on both, whatever comes of it.
 struct Talker {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Told>,

@@ -171,7 +171,8 @@ impl Nodes {
         self.until(name, Duration::from_secs(60), || self.status(namespace, name)["phase"] == "Running")
     }
 
-    /// The pod's overlay address; `None` if the pod has no device of ours. A kubelet that does not answer is asked again.
+    /// The pod's overlay address; `None` if the pod has no device of ours. A kubelet that does not answer is asked
+    /// again.
     pub fn overlay(&self, namespace: &str, name: &str) -> Option<String> {
         let words = ["exec", "-n", namespace, name, "--", "ip", "-4", "-o", "addr", "show", "nebula0"];
         let until = Instant::now() + Duration::from_secs(10);
