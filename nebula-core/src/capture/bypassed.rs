@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use super::hash::Key;
+use super::hash::{Hashed, Key};
 
 /// After so many new flows the oldest ones are forgotten, at most twice as many are remembered. About 20 KB.
 const GENERATION: usize = 1024;
@@ -12,8 +12,8 @@ const GENERATION: usize = 1024;
 /// decide again.
 #[derive(Debug, Default)]
 pub(super) struct Bypassed {
-    recent: HashSet<u64>,
-    older: HashSet<u64>,
+    recent: HashSet<u64, Hashed>,
+    older: HashSet<u64, Hashed>,
 }
 
 impl Bypassed {

@@ -37,7 +37,9 @@ impl Led {
 
     /// The flow has its endpoint, or is over.
     pub(super) fn forget(&mut self, key: &Key) {
-        self.0.remove(key);
+        if !self.0.is_empty() {
+            self.0.remove(key);
+        }
     }
 
     /// Takes out the flows whose endpoint `is_known` by now.
