@@ -213,6 +213,8 @@ impl Clock {
     }
 }
 
+/// The methods that the loop calls are not inlined: what they have on the stack would be in the frame that the loop waits
+/// with, five pages of private memory for each pod.
 impl PodTunnel {
     fn run(&mut self, events: &mut EventQueue) -> Result<(), Error> {
         let mut gone_since = None;
@@ -288,12 +290,14 @@ impl PodTunnel {
         }
     }
 
+    #[inline(never)]
     fn ask(&self, within: Duration) -> Result<(), Error> {
         let (enrolment, reports) = (self.enrolment.clone(), self.reports.clone());
         let now = unix_seconds(self.clock.now().wall);
         spawn("ca-client", move || reports.send(Event::Enrolment(Box::new(enrolment.apply(within, now)))))
     }
 
+    #[inline(never)]
     fn answered(&mut self, answer: Outcome) -> Result<(), Error> {
         let now = self.clock.now();
         let failure = match answer {
@@ -368,6 +372,7 @@ impl PodTunnel {
         self.capture.as_ref()?.contradiction(networks)
     }
 
+    #[inline(never)]
     fn look_at_table(&mut self) {
         let Some(capture) = &mut self.capture else { return };
         if let Some(directory) = capture.refresh() {
@@ -377,6 +382,7 @@ impl PodTunnel {
         self.update(|status| status.table = Some(report));
     }
 
+    #[inline(never)]
     fn install(&mut self, issued: Issued, provisional: bool) -> Result<(), Error> {
         let Issued { identity, trust, renewal_key, reply } = issued;
         let bundle = trust.certificates().map(Certificate::to_pem).collect();
@@ -419,6 +425,7 @@ impl PodTunnel {
         Ok(())
     }
 
+    #[inline(never)]
     fn ask_whom_to_trust(&self, asked: Duration) -> Result<(), Error> {
         let (client, reports, etag) = (self.client.clone(), self.reports.clone(), self.etag.clone());
         spawn("ca-trust", move || {
@@ -427,6 +434,7 @@ impl PodTunnel {
         })
     }
 
+    #[inline(never)]
     fn told_whom_to_trust(&mut self, asked: Duration, answer: Result<TrustAnswer, ca_client::Error>) {
         let now = self.clock.now();
         let news = match answer {
@@ -478,6 +486,7 @@ impl PodTunnel {
     }
 
     /// Goes on with the settings of the tunnel that the launch file has now. What is refused changes nothing.
+    #[inline(never)]
     fn reload(&mut self) {
         let read = self.contract.read().map_err(|error| error.to_string()).and_then(|(spec, hash)| {
             let settings = Settings::read_for_pod(&Value::from(&spec.nebula)).map_err(|error| error.to_string())?;
@@ -519,6 +528,7 @@ impl PodTunnel {
         });
     }
 
+    #[inline(never)]
     fn close(&mut self, closing: Closing) {
         let why = match closing {
             Closing::Expired => "the certificate expired and could not be renewed",
@@ -530,6 +540,7 @@ impl PodTunnel {
         self.update(|status| status.closed = Some(why));
     }
 
+    #[inline(never)]
     fn stop(&mut self, events: &EventQueue) {
         let mut is_running = self.path.stop();
         while is_running {

@@ -9,11 +9,12 @@ pub(super) struct Key {
     /// Dotted path.
     pub(super) path: &'static str,
     pub(super) kind: Kind,
-    /// As the reference shows it.
-    #[cfg_attr(not(test), allow(dead_code, reason = "the reference and the schema are made by a test"))]
+    /// As the reference shows it. A test makes that; in programs these two texts would be a page or two of private
+    /// memory for their relocations, for each pod.
+    #[cfg(test)]
     pub(super) default: &'static str,
     pub(super) effect: Effect,
-    #[cfg_attr(not(test), allow(dead_code, reason = "the reference and the schema are made by a test"))]
+    #[cfg(test)]
     pub(super) about: &'static str,
 }
 
@@ -50,8 +51,17 @@ pub(super) enum Effect {
     Console,
 }
 
+#[cfg_attr(not(test), expect(unused_variables, reason = "the reference and the schema are made by a test"))]
 const fn key(path: &'static str, kind: Kind, default: &'static str, effect: Effect, about: &'static str) -> Key {
-    Key { path, kind, default, effect, about }
+    Key {
+        path,
+        kind,
+        #[cfg(test)]
+        default,
+        effect,
+        #[cfg(test)]
+        about,
+    }
 }
 
 const U32: i64 = u32::MAX as i64;
