@@ -4,6 +4,7 @@ mod account;
 mod control;
 pub mod daemon;
 mod dns;
+pub mod documents;
 mod file_watch;
 mod follower;
 mod housekeeping;

@@ -3,9 +3,8 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use serde_json::{Value, json};
-
 use crate::enrol::event::Event;
+use crate::host::documents::Renewal;
 
 /// Written by the thread that attends to `nebula-enrol`.
 #[derive(Debug, Default)]
@@ -66,15 +65,14 @@ impl RenewalHealth {
         trouble.map_or(0, |trouble| seconds(trouble, now))
     }
 
-    /// `null` on a host that does not renew its certificate by itself.
-    pub(crate) fn to_json(&self, now: Instant) -> Value {
+    /// `None` on a host that does not renew its certificate by itself.
+    pub(crate) fn document(&self, now: Instant) -> Option<Renewal> {
         let health = self.health();
-        let Some(health) = &*health else { return Value::Null };
-        let trouble = health.trouble.as_ref();
-        json!({
-            "failing_seconds": trouble.map(|trouble| seconds(trouble, now)),
-            "error": trouble.map(|trouble| &trouble.error),
-            "code": trouble.map(|trouble| &trouble.code),
+        let trouble = health.as_ref()?.trouble.as_ref();
+        Some(Renewal {
+            failing_seconds: trouble.map(|trouble| seconds(trouble, now)),
+            error: trouble.map(|trouble| trouble.error.clone()),
+            code: trouble.and_then(|trouble| trouble.code.clone()),
         })
     }
 
@@ -113,20 +111,19 @@ mod tests {
     fn failures_count_from_the_first_one_until_a_renewal_succeeds() {
         let (health, begun) = (RenewalHealth::default(), now());
         let at = |seconds| begun + Duration::from_secs(seconds);
-        assert_eq!(health.to_json(begun), Value::Null, "no host of an enrolment");
+        assert_eq!(health.document(begun), None, "no host of an enrolment");
         health.begin();
-        assert_eq!(health.to_json(begun)["failing_seconds"], Value::Null);
+        assert_eq!(health.document(begun), Some(Renewal::default()));
         health.heard(&not_renewed("timeout", None), at(10));
         assert_eq!(health.failing_seconds(at(10)), 1);
         health.heard(&not_renewed("too late", Some("renewal_too_late")), at(60));
         // A child that was started again has not renewed anything.
         health.heard(&Event::Following { url: String::new() }, at(70));
-        assert_eq!(
-            health.to_json(at(100)),
-            json!({"failing_seconds": 90, "error": "too late", "code": "renewal_too_late"})
-        );
+        let text = |text: &str| Some(text.to_owned());
+        let told = Renewal { failing_seconds: Some(90), error: text("too late"), code: text("renewal_too_late") };
+        assert_eq!(health.document(at(100)), Some(told));
         health.heard(&Event::Renewed { cert: String::new(), not_after: 0, fingerprint: String::new() }, at(110));
-        assert_eq!((health.failing_seconds(at(120)), &health.to_json(at(120))["error"]), (0, &Value::Null));
+        assert_eq!((health.failing_seconds(at(120)), health.document(at(120))), (0, Some(Renewal::default())));
     }
 
     #[test]

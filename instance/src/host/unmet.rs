@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
-
+use crate::host::documents::{self, FullFlowTable, MissingListener};
 use crate::host::listener_slot::Missing;
 
 /// Noted by the parts that do it.
@@ -78,27 +77,20 @@ impl Unmet {
         (facts.listeners.len(), facts.at_next_start.len())
     }
 
-    /// The listeners that are missing.
-    pub(crate) fn listeners(&self, now: Instant) -> Value {
-        let told = |(key, missing): &(&str, Missing)| {
-            let seconds = now.saturating_duration_since(missing.since).as_secs();
-            json!({"section": key, "error": missing.error, "for_seconds": seconds})
-        };
-        self.facts().listeners.iter().map(told).collect()
-    }
-
-    /// The settings that wait for the next start.
-    pub(crate) fn at_next_start(&self) -> Value {
-        json!(self.facts().at_next_start)
-    }
-
-    /// The full flow table; null if it was not full lately.
-    pub(crate) fn full_flow_table(&self, now: Instant) -> Value {
+    /// All of them; of renewals this does not know.
+    pub(crate) fn document(&self, now: Instant) -> documents::Unmet {
         let facts = self.facts();
-        let ago = facts.flows.last.map(|last| now.saturating_duration_since(last));
-        match ago.filter(|ago| *ago < RECENT) {
-            Some(ago) => json!({"refused": facts.flows.total, "seconds_ago": ago.as_secs()}),
-            None => Value::Null,
+        let listeners = facts.listeners.iter().map(|(key, missing)| MissingListener {
+            section: (*key).to_owned(),
+            error: missing.error.clone(),
+            for_seconds: now.saturating_duration_since(missing.since).as_secs(),
+        });
+        let ago = facts.flows.last.map(|last| now.saturating_duration_since(last)).filter(|ago| *ago < RECENT);
+        documents::Unmet {
+            missing_listeners: listeners.collect(),
+            at_next_start: facts.at_next_start.iter().map(|key| (*key).to_owned()).collect(),
+            full_flow_table: ago.map(|ago| FullFlowTable { refused: facts.flows.total, seconds_ago: ago.as_secs() }),
+            enrolment: None,
         }
     }
 
@@ -118,21 +110,25 @@ mod tests {
     use super::*;
     use crate::linux::clock::now;
 
+    fn full(unmet: &Unmet, now: Instant) -> Option<FullFlowTable> {
+        unmet.document(now).full_flow_table
+    }
+
     #[test]
     fn a_full_flow_table_is_told_as_long_as_it_refuses_and_logged_now_and_then() {
         let (unmet, start) = (Unmet::default(), now());
         let refused =
             |n| BTreeMap::from([("dropped_in_conntrack_full", n), ("dropped_out_conntrack_full", 1), ("x", 7)]);
         assert!(!unmet.note_flows(&BTreeMap::new(), start));
-        assert_eq!(unmet.full_flow_table(start), Value::Null);
+        assert_eq!(full(&unmet, start), None);
         assert!(unmet.note_flows(&refused(5), start));
-        assert_eq!(unmet.full_flow_table(start), json!({"refused": 6, "seconds_ago": 0}));
+        assert_eq!(full(&unmet, start), Some(FullFlowTable { refused: 6, seconds_ago: 0 }));
         let later = start + Duration::from_secs(60);
         assert!(!unmet.note_flows(&refused(9), later), "it was said a minute ago");
-        assert_eq!(unmet.full_flow_table(later + LOOK_INTERVAL), json!({"refused": 10, "seconds_ago": 60}));
+        assert_eq!(full(&unmet, later + LOOK_INTERVAL), Some(FullFlowTable { refused: 10, seconds_ago: 60 }));
         let end = later + RECENT;
         assert!(!unmet.note_flows(&refused(9), end));
-        assert_eq!(unmet.full_flow_table(end), Value::Null);
+        assert_eq!(full(&unmet, end), None);
         assert!(unmet.note_flows(&refused(10), end));
     }
 }

@@ -5,8 +5,6 @@ use std::path::PathBuf;
 use clap_complete::Shell;
 use serde_json::{Value, json};
 
-use crate::doctor::{self, Finding};
-
 /// Asks a running nebula, and tells it what to do.
 #[derive(clap::Parser)]
 #[command(name = "nebula-ctl", bin_name = "nebula ctl", version, after_help = AFTER)]
@@ -105,28 +103,6 @@ impl Command {
                 json!({"command": "trace", "protocol": protocol, "source": source, "destination": destination})
             }
             Self::Completion { .. } => Value::Null,
-        }
-    }
-
-    /// What the answer shows to be wrong, for the commands that look for it.
-    pub(crate) fn findings(&self, answer: &Value) -> Vec<Finding> {
-        match self {
-            Self::Status => doctor::of_status(answer),
-            Self::Doctor => doctor::examine(answer),
-            Self::Why { .. } => doctor::explain(answer),
-            _ => Vec::new(),
-        }
-    }
-
-    /// Whether a script should hear of it by the exit code.
-    pub(crate) fn is_bad_news(&self, answer: &Value, findings: &[Finding]) -> bool {
-        match self {
-            Self::Trace { .. } => {
-                let arrives = ["passes", "leaves on the primary network", "comes back to this host"];
-                !arrives.iter().any(|outcome| answer["outcome"] == *outcome)
-            }
-            Self::Why { .. } => doctor::is_bad(findings) || answer["peers"][0]["connected"] != true,
-            _ => doctor::is_bad(findings),
         }
     }
 }

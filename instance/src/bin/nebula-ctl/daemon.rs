@@ -63,12 +63,16 @@ pub(crate) fn ask(path: &Path, request: &Value) -> Result<Value, Failure> {
         Failure::Unreachable(format!("no answer at {}: {error}{hint}", path.display()))
     };
     let answer = exchange(path, request).map_err(unreachable)?;
-    let mut answer: Value = serde_json::from_str(&answer)
-        .map_err(|error| Failure::Unreachable(format!("{} gives no answer of nebula: {error}", path.display())))?;
+    let mut answer: Value = serde_json::from_str(&answer).map_err(|error| not_understood(path, &error))?;
     match answer["error"].as_str() {
         Some(error) => Err(Failure::Refused(error.to_owned())),
         None => Ok(answer["result"].take()),
     }
+}
+
+/// Something else than this program's daemon answers there.
+pub(crate) fn not_understood(path: &Path, error: &serde_json::Error) -> Failure {
+    Failure::Unreachable(format!("{} gives no answer of nebula: {error}", path.display()))
 }
 
 fn exchange(path: &Path, request: &Value) -> io::Result<String> {

@@ -2,6 +2,7 @@
 //!
 //! A separate program, so that the daemon contains no command line parser and no table output.
 
+mod answer;
 mod arguments;
 mod daemon;
 mod doctor;
@@ -14,6 +15,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, Parser as _};
 use nebula_cert::visible;
 
+use answer::Answer;
 use arguments::{Arguments, Command};
 use daemon::Failure;
 
@@ -32,26 +34,22 @@ fn main() -> ExitCode {
         return say(&(script + arguments::for_nebula(shell)), ExitCode::SUCCESS);
     }
     let asked = daemon::find(arguments.socket.as_deref()).and_then(|path| {
-        let answer = daemon::ask(&path, &arguments.command.request())?;
-        Ok((path, answer))
+        let document = daemon::ask(&path, &arguments.command.request())?;
+        // Names and texts of others become part of sentences and tables.
+        let answer = Answer::read(&arguments.command, print::visible_values(&document));
+        Ok((answer.map_err(|error| daemon::not_understood(&path, &error))?, document))
     });
     match asked {
-        Ok((_, answer)) => {
-            let command = &arguments.command;
-            // Names and texts of others become part of sentences and tables.
-            let shown = print::visible_values(&answer);
-            let findings = command.findings(&shown);
-            let code = if command.is_bad_news(&answer, &findings) { FAILED } else { 0 };
-            let text = match (arguments.json, command) {
-                (true, Command::Doctor | Command::Why { .. }) => print::json(&doctor::document(&findings, &answer)),
-                (true, _) => print::json(&answer),
-                (false, _) => match (print::readable(command, &shown, &findings), width::of_output()) {
-                    // The tables of other commands are not sentences.
-                    (text, Some(width)) if matches!(command, Command::Doctor | Command::Why { .. }) => {
-                        width::wrap(&text, width)
-                    }
-                    (text, _) => text,
-                },
+        Ok((answer, document)) => {
+            let findings = answer.findings();
+            let code = if answer.is_bad_news(&findings) { FAILED } else { 0 };
+            let is_diagnosis = matches!(answer, Answer::Doctor(_) | Answer::Why(_));
+            let text = match (arguments.json, print::readable(&answer, &findings), width::of_output()) {
+                (true, ..) if is_diagnosis => print::json(&doctor::document(&findings, &document)),
+                (true, ..) => print::json(&document),
+                // The tables of other commands are not sentences.
+                (false, text, Some(width)) if is_diagnosis => width::wrap(&text, width),
+                (false, text, _) => text,
             };
             say(&text, ExitCode::from(code))
         }

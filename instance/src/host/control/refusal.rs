@@ -35,6 +35,8 @@ pub(crate) enum Refusal {
     NoCertificate,
     #[error("the node is ending")]
     Ending,
+    #[error("the answer cannot be written: {0}")]
+    Unwritable(String),
     #[error("{0}")]
     Reload(String),
 }

@@ -8,6 +8,7 @@ use nebula_cert::{UnixTime, Version};
 use nebula_core::TunnelStatus;
 use nebula_core::counters::Direction;
 use nebula_core::io::Handle;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::answer::{self, texts};
@@ -17,6 +18,10 @@ use super::refusal::Refusal;
 use super::request::Request;
 use crate::config::Settings;
 use crate::host::dns::Registered;
+use crate::host::documents::{
+    self, Certificates, Closed, Configuration, Gateways, Identity, Known, LastReload, Level, Lighthouse, Peers, Status,
+    Trace, TunnelOfPeer, Tunnels,
+};
 use crate::host::reload::Reloader;
 use crate::host::renewal_health::RenewalHealth;
 use crate::host::unmet::Unmet;
@@ -50,25 +55,25 @@ impl ControlService {
     /// See [`Refusal`].
     pub(crate) fn answer(&self, request: Request) -> Answered {
         match request {
-            Request::Status => Ok(self.status()),
-            Request::Peers => Ok(self.peers()),
-            Request::Gateways => Ok(self.gateways()),
-            Request::Tunnel { peer } => self.tunnel(&peer),
-            Request::Close { peer, quietly } => self.close(&peer, quietly),
-            Request::Query { peer } => self.query(&peer),
+            Request::Status => document(self.status()),
+            Request::Peers => document(self.peers()),
+            Request::Gateways => document(self.gateways()),
+            Request::Tunnel { peer } => document(self.tunnel(&peer)?),
+            Request::Close { peer, quietly } => document(self.close(&peer, quietly)?),
+            Request::Query { peer } => document(self.query(&peer)?),
             Request::Reload => self.reload(),
-            Request::Cert => self.certificates(),
+            Request::Cert => document(self.certificates()?),
             Request::LogLevel(level) => {
                 if let Some(level) = level {
                     log::set_level(level);
                     tracing::warn!(level = level.name(), "The log level was changed on request");
                 }
-                Ok(json!({ "level": log::level().name() }))
+                document(Level { level: log::level().name().to_owned() })
             }
-            Request::Trace(flow) => self.trace(&flow),
-            Request::Doctor => Ok(self.doctor()),
-            Request::Why { peer } => self.why(&peer),
-            Request::Whois { address } => self.whois(address),
+            Request::Trace(flow) => document(self.trace(&flow)?),
+            Request::Doctor => document(self.facts(|sources| sources.everything())),
+            Request::Why { peer } => document(self.why(&peer)?),
+            Request::Whois { address } => document(self.whois(address)?),
         }
     }
 
@@ -76,7 +81,7 @@ impl ControlService {
         self.reloader.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn status(&self) -> Value {
+    fn status(&self) -> Status {
         // Queried before taking the lock, which a reload may hold for a long time.
         let (tunnels, sizes) = (self.handle.tunnels(), self.handle.table_sizes());
         let has_tunnel = |address: &IpAddr| tunnels.iter().any(|tunnel| tunnel.peer.contains(address));
@@ -85,92 +90,86 @@ impl ControlService {
         let identity = settings.pki.as_ref().map(|pki| &pki.identity);
         let own = identity.map(|identity| identity.primary());
         let lighthouses = settings.lighthouses.iter();
-        let lighthouses = lighthouses.map(|it| json!({"address": it.to_string(), "connected": has_tunnel(it)}));
-        let last = reloader.last().map(|last| json!({"at": last.at, "error": last.error}));
-        let (now, renewals) = (unix_now(), self.facts.renewals.to_json(now()));
-        let mut told = json!({
-            "version": env!("CARGO_PKG_VERSION"),
-            "pid": std::process::id(),
-            "uptime_seconds": now - self.facts.started,
-            "config": reloader.path().display().to_string(),
-            "device": self.facts.device,
-            "udp": self.facts.udp.to_string(),
-            "name": own.map(|own| own.name()),
-            "networks": texts(own.map(|own| own.networks()).unwrap_or_default()),
-            "groups": own.map(|own| own.groups()),
-            "certificate_seconds_left": own.map(|own| own.not_after() - now),
-            "enrolment": renewals,
-            "am_lighthouse": settings.am_lighthouse,
-            "am_relay": settings.relay.am_relay,
-            "relay_force": settings.relay.force,
-            "relay_groups": settings.relay.groups,
-            "relays": answer::offered_relays(&self.handle.offered_relays()),
-            "lighthouses": lighthouses.collect::<Value>(),
-            "peers": sizes.primaries,
-            "tunnels": sizes.tunnels,
-            "handshaking": sizes.pending,
-            "flows": sizes.flows,
-            "log_level": log::level().name(),
-            "last_reload": last,
-            "certificate_begins_in_seconds": own.map(|own| (own.not_before() - now).max(0)),
-            "device_up": (!settings.tun.disabled).then(|| {
-                kernel_view::link(&self.facts.device).is_ok_and(|link| link.up)
-            }),
-        });
-        self.tell_unmet(&mut told);
+        let lighthouses = lighthouses.map(|it| Lighthouse { address: it.to_string(), connected: has_tunnel(it) });
+        let now = unix_now();
         let needs_them = !settings.am_lighthouse && !settings.lighthouses.is_empty();
-        if needs_them && !settings.lighthouses.iter().any(has_tunnel) {
-            let sources = self.sources(settings, None, now);
-            told["lighthouse_facts"] = sources.known_about(settings.lighthouses.iter().copied());
+        let has_none = needs_them && !settings.lighthouses.iter().any(has_tunnel);
+        let lighthouse_facts =
+            has_none.then(|| self.sources(settings, None, now).known_about(|_| settings.lighthouses.clone()));
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime_seconds: now - self.facts.started,
+            config: reloader.path().display().to_string(),
+            device: self.facts.device.clone(),
+            udp: self.facts.udp.to_string(),
+            name: own.map(|own| own.name().to_owned()),
+            networks: texts(own.map(|own| own.networks()).unwrap_or_default()),
+            groups: own.map(|own| own.groups().to_vec()),
+            certificate_seconds_left: own.map(|own| own.not_after() - now),
+            certificate_begins_in_seconds: own.map(|own| (own.not_before() - now).max(0)),
+            am_lighthouse: settings.am_lighthouse,
+            am_relay: settings.relay.am_relay,
+            relay_force: settings.relay.force,
+            relay_groups: settings.relay.groups.clone(),
+            relays: answer::offered_relays(&self.handle.offered_relays()),
+            lighthouses: lighthouses.collect(),
+            peers: sizes.primaries,
+            tunnels: sizes.tunnels,
+            handshaking: sizes.pending,
+            flows: sizes.flows,
+            log_level: log::level().name().to_owned(),
+            last_reload: last_reload(&reloader),
+            device_up: (!settings.tun.disabled)
+                .then(|| kernel_view::link(&self.facts.device).is_ok_and(|link| link.up)),
+            unmet: self.unmet(),
+            lighthouse_facts,
         }
-        told
     }
 
-    fn peers(&self) -> Value {
+    fn peers(&self) -> Peers {
         let tunnels = self.handle.tunnels();
         let primaries = tunnels.iter().filter(|tunnel| tunnel.primary);
-        let more = primaries.clone().count().saturating_sub(MAX_PEERS);
-        json!({
-            "peers": primaries.take(MAX_PEERS).map(answer::tunnel).collect::<Value>(),
-            "more": more,
-            "handshaking": texts(self.handle.handshaking()),
-        })
+        Peers {
+            more: primaries.clone().count().saturating_sub(MAX_PEERS),
+            peers: primaries.take(MAX_PEERS).map(answer::tunnel).collect(),
+            handshaking: texts(self.handle.handshaking()),
+        }
     }
 
     /// The gateways of subnet routes, those learnt from the kernel included.
-    fn gateways(&self) -> Value {
+    fn gateways(&self) -> Gateways {
         let flows = self.handle.flows_by_gateway();
-        let told = self.handle.gateways(MAX_GATEWAYS);
-        let told = told.iter().map(|status| answer::gateway(status, &flows));
-        json!({"gateways": told.collect::<Value>(), "moved_flows": self.handle.moved_flows()})
+        let gateways = self.handle.gateways(MAX_GATEWAYS);
+        Gateways {
+            gateways: gateways.iter().map(|status| answer::gateway(status, &flows)).collect(),
+            moved_flows: self.handle.moved_flows(),
+        }
     }
 
-    fn tunnel(&self, peer: &str) -> Answered {
+    fn tunnel(&self, peer: &str) -> Result<Tunnels, Refusal> {
         let (address, tunnels) = self.find(peer)?;
         if tunnels.is_empty() {
             return Err(Refusal::NoTunnel(peer.to_owned()));
         }
         let now = unix_now();
-        let documents = tunnels.iter().map(|tunnel| {
-            let mut document = answer::tunnel(tunnel);
-            let certificate = self.handle.certificate(tunnel.local_index);
-            document["certificate"] = certificate.map_or(Value::Null, |it| answer::certificate(&it, now));
-            document
+        let tunnels = tunnels.iter().map(|tunnel| TunnelOfPeer {
+            tunnel: answer::tunnel(tunnel),
+            certificate: self.handle.certificate(tunnel.local_index).map(|it| answer::certificate(&it, now)),
         });
-        let known = answer::whereabouts(address, &self.handle.whereabouts(address));
-        Ok(json!({ "tunnels": documents.collect::<Value>(), "known": known }))
+        Ok(Tunnels { tunnels: tunnels.collect(), known: answer::known(address, &self.handle.whereabouts(address)) })
     }
 
-    fn close(&self, peer: &str, quietly: bool) -> Answered {
+    fn close(&self, peer: &str, quietly: bool) -> Result<Closed, Refusal> {
         let (address, _) = self.find(peer)?;
         match self.handle.close(address, quietly) {
             0 => Err(Refusal::NoTunnel(peer.to_owned())),
-            closed => Ok(json!({ "closed": closed })),
+            closed => Ok(Closed { closed }),
         }
     }
 
     /// Queries the lighthouses and waits for their answers.
-    fn query(&self, peer: &str) -> Answered {
+    fn query(&self, peer: &str) -> Result<Known, Refusal> {
         let (address, _) = self.find(peer)?;
         self.handle.inquire(address);
         for _ in 0..MAX_QUERY_POLLS {
@@ -181,7 +180,7 @@ impl ControlService {
             }
             std::thread::sleep(QUERY_POLL_INTERVAL);
         }
-        Ok(answer::whereabouts(address, &self.handle.whereabouts(address)))
+        Ok(answer::known(address, &self.handle.whereabouts(address)))
     }
 
     fn reload(&self) -> Answered {
@@ -189,19 +188,17 @@ impl ControlService {
         self.reloader().reload(unix_now()).map(|()| json!({ "reloaded": true })).map_err(Refusal::Reload)
     }
 
-    fn certificates(&self) -> Answered {
+    fn certificates(&self) -> Result<Certificates, Refusal> {
         let reloader = self.reloader();
         let pki = reloader.settings().pki.as_ref().ok_or(Refusal::NoCertificate)?;
         let now = unix_now();
         let own = [Version::V1, Version::V2].map(|version| pki.identity.certificate(version));
         let own = own.into_iter().flatten().map(|certificate| answer::certificate(certificate, now));
-        Ok(json!({
-            "certificates": own.collect::<Value>(),
-            "cas": pki.trust.certificates().map(|ca| answer::certificate(ca, now)).collect::<Value>(),
-        }))
+        let cas = pki.trust.certificates().map(|ca| answer::certificate(ca, now));
+        Ok(Certificates { certificates: own.collect(), cas: cas.collect() })
     }
 
-    fn trace(&self, flow: &Flow) -> Answered {
+    fn trace(&self, flow: &Flow) -> Result<Trace, Refusal> {
         let settings = self.reloader().settings().clone();
         let pki = settings.pki.as_ref().ok_or(Refusal::NoCertificate)?;
         let own = pki.identity.primary();
@@ -211,27 +208,23 @@ impl ControlService {
         let is_own = own.networks().iter().any(|network| network.addr() == key.local);
         if direction == Direction::Outbound && is_own && !settings.tun.disabled {
             // A packet that the kernel does not send to the device never reaches the steps traced above.
-            told["kernel_route"] = facts::kernel_route(key.remote, &self.facts.device, 0);
-            if told["kernel_route"]["to_overlay"] == false && trace.route.is_ok() {
-                (told["outcome"], told["reason"]) = ("not sent".into(), "kernel_route".into());
+            let route = facts::kernel_route(key.remote, &self.facts.device, 0);
+            if !route.to_overlay && trace.route.is_ok() {
+                (told.outcome, told.reason) = ("not sent".to_owned(), Some("kernel_route".to_owned()));
             }
+            told.kernel_route = Some(route);
         }
         Ok(told)
     }
 
-    /// Collects facts about problems of this host and its peers.
-    fn doctor(&self) -> Value {
-        self.told(|sources| sources.everything())
-    }
-
     /// Collects facts about why a peer cannot be reached.
-    fn why(&self, peer: &str) -> Answered {
+    fn why(&self, peer: &str) -> Result<documents::Facts, Refusal> {
         let (address, _) = self.find(peer)?;
-        Ok(self.told(|sources| sources.about(address)))
+        Ok(self.facts(|sources| sources.about(address)))
     }
 
     /// The verified identity of the host with this address: packets from it come through its tunnel only.
-    fn whois(&self, address: IpAddr) -> Answered {
+    fn whois(&self, address: IpAddr) -> Result<Identity, Refusal> {
         let tunnels = self.handle.tunnels();
         let peer = tunnels.iter().find(|tunnel| tunnel.primary && tunnel.peer.contains(&address));
         if let Some(certificate) = peer.and_then(|peer| self.handle.certificate(peer.local_index)) {
@@ -248,26 +241,24 @@ impl ControlService {
     }
 
     /// Collecting takes seconds, so the lock is not held meanwhile.
-    fn told(&self, tell: impl FnOnce(&Sources<'_>) -> Value) -> Value {
-        let (settings, last, on_disk, names) = {
+    fn facts(&self, collect: impl FnOnce(&Sources<'_>) -> documents::Facts) -> documents::Facts {
+        let (settings, last_reload, (refused, remarks), names) = {
             let reloader = self.reloader();
-            let last = reloader.last().map(|last| json!({"at": last.at, "error": last.error}));
-            (reloader.settings().clone(), last, reloader.on_disk(unix_now()), reloader.registered_names())
+            let last_reload = last_reload(&reloader);
+            (reloader.settings().clone(), last_reload, reloader.on_disk(unix_now()), reloader.registered_names())
         };
-        let mut told = tell(&self.sources(&settings, names, unix_now()));
-        self.tell_unmet(&mut told);
-        told["enrolment"] = self.facts.renewals.to_json(now());
-        let (refused, remarks) = on_disk;
-        told["configuration"] = json!({"last_reload": last, "refused": refused, "remarks": remarks});
-        told
+        let facts = collect(&self.sources(&settings, names, unix_now()));
+        documents::Facts {
+            unmet: self.unmet(),
+            configuration: Configuration { last_reload, refused, remarks },
+            ..facts
+        }
     }
 
-    fn tell_unmet(&self, told: &mut Value) {
+    fn unmet(&self) -> documents::Unmet {
         let (unmet, now) = (&self.facts.unmet, now());
         unmet.look_at_flows(&self.handle.counters(), now);
-        told["missing_listeners"] = unmet.listeners(now);
-        told["at_next_start"] = unmet.at_next_start();
-        told["full_flow_table"] = unmet.full_flow_table(now);
+        documents::Unmet { enrolment: self.facts.renewals.document(now), ..unmet.document(now) }
     }
 
     /// Finds a peer by address, or by name if it has or had a tunnel, or was refused. Returns its address and its
@@ -285,6 +276,14 @@ impl ControlService {
         tunnels.retain(|tunnel| tunnel.peer.contains(&address));
         Ok((address, tunnels))
     }
+}
+
+fn last_reload(reloader: &Reloader) -> Option<LastReload> {
+    reloader.last().map(|last| LastReload { at: last.at, error: last.error.clone() })
+}
+
+fn document(answer: impl Serialize) -> Answered {
+    serde_json::to_value(answer).map_err(|error| Refusal::Unwritable(error.to_string()))
 }
 
 // Keeps an answer below a few MiB.

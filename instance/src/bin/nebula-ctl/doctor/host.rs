@@ -1,8 +1,11 @@
 //! Finds problems of this host itself: certificate, clock, device, routes, lighthouses, configuration.
 
-use serde_json::Value;
+use nebula_instance::host::documents::{
+    Clock, Configuration, Facts, Host, Link, NetworkRoute, OfferedRelay, RegisteredNames, Renewal, ReplacedRoute,
+    Status, TrustedCa, UnderlayPath, Unmet, Validity,
+};
 
-use super::{Finding, list, span, text, texts};
+use super::{Finding, known, span};
 
 const HERE: &str = "this host";
 
@@ -13,41 +16,43 @@ pub(super) fn bars(finding: &Finding) -> bool {
     codes.contains(&finding.code)
 }
 
-pub(super) fn findings(facts: &Value) -> Vec<Finding> {
-    let host = &facts["host"];
+pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
+    let (host, enrolment) = (&facts.host, facts.unmet.enrolment.as_ref());
     let mut found = Vec::new();
-    found.extend(certificate(&host["certificate"], facts));
-    found.extend(renewal(&facts["enrolment"]));
-    found.extend(list(&host["cas"]).iter().filter(|ca| ca["own"] == true).filter_map(ca));
+    found.extend(host.certificate.as_ref().and_then(|it| certificate(it, enrolment.is_some(), &facts.clocks)));
+    found.extend(enrolment.and_then(renewal));
+    found.extend(host.cas.iter().filter(|ca| ca.own).filter_map(ca));
     found.extend(clock(facts));
-    found.extend(device(host));
-    found.extend(list(&host["routes"]).iter().filter_map(|route| kernel_route(route, host)));
-    found.extend(list(&host["routes_replaced"]).iter().map(|replaced| replaced_route(replaced, host)));
+    found.extend(host.link.as_ref().map(|link| device(link, host)).unwrap_or_default());
+    found.extend(host.routes.iter().filter_map(|route| kernel_route(route, host)));
+    found.extend(host.routes_replaced.iter().map(|replaced| replaced_route(replaced, host)));
     found.extend(lighthouses(host));
-    found.extend(names(&host["names"]));
+    found.extend(host.names.as_ref().and_then(names));
     found.extend(relays(host));
-    found.extend(list(&facts["paths"]).iter().filter_map(|path| path_mtu(path, host)));
+    found.extend(facts.paths.iter().filter_map(|path| path_mtu(path, host)));
     found
 }
 
 /// What the configuration asks for and the daemon does not do now.
-pub(super) fn unmet(facts: &Value) -> Vec<Finding> {
-    let mut found = listeners(facts);
-    let waiting = texts(&facts["at_next_start"]);
-    if !waiting.is_empty() {
+pub(super) fn unmet(unmet: &Unmet) -> Vec<Finding> {
+    let mut found = listeners(unmet);
+    if !unmet.at_next_start.is_empty() {
+        let waiting = unmet.at_next_start.join(", ");
         found.push(Finding::warning(
             "at_next_start",
             HERE,
-            format!("the configuration changed settings that only a start takes over: {}", waiting.join(", ")),
+            format!("the configuration changed settings that only a start takes over: {waiting}"),
             "Restart nebula. Until then the values before are in force.",
         ));
     }
-    if let Some(refused) = facts["full_flow_table"]["refused"].as_u64() {
-        let ago = text(&facts["full_flow_table"]["seconds_ago"]);
+    if let Some(table) = &unmet.full_flow_table {
         found.push(Finding::error(
             "full_flow_table",
             HERE,
-            format!("the flow table is full of live flows: {refused} packets of new flows were refused, the last {ago} s ago"),
+            format!(
+                "the flow table is full of live flows: {} packets of new flows were refused, the last {} s ago",
+                table.refused, table.seconds_ago
+            ),
             "Raise firewall.conntrack.max_flows, or lower its time-outs, and run `nebula ctl reload`. `nebula ctl peers` shows who has \
              tunnels.",
         ));
@@ -56,22 +61,21 @@ pub(super) fn unmet(facts: &Value) -> Vec<Finding> {
 }
 
 /// What the configuration asks to listen, and does not.
-fn listeners(facts: &Value) -> Vec<Finding> {
-    let missing = list(&facts["missing_listeners"]).iter();
+fn listeners(unmet: &Unmet) -> Vec<Finding> {
+    let missing = unmet.missing_listeners.iter();
     missing
         .map(|missing| {
-            let span = span(missing["for_seconds"].as_i64().unwrap_or(0));
-            let cause = format!("nobody has listened there for {span}: {}", text(&missing["error"]));
+            let span = span(missing.for_seconds.try_into().unwrap_or(i64::MAX));
+            let cause = format!("nobody has listened there for {span}: {}", missing.error);
             let advice = "It is tried again by itself. If another program has the port, `ss -lntup` names it; if the address is not there \
                           yet, `ip address` shows when it is.";
-            Finding::error("not_listening", text(&missing["section"]), cause, advice)
+            Finding::error("not_listening", &missing.section, cause, advice)
         })
         .collect()
 }
 
-pub(super) fn configuration(facts: &Value) -> Vec<Finding> {
-    let told = &facts["configuration"];
-    let refused = texts(&told["refused"]).into_iter().map(|line| {
+pub(super) fn configuration(told: &Configuration) -> Vec<Finding> {
+    let refused = told.refused.iter().map(|line| {
         Finding::error(
             "configuration_refused",
             "the configuration on disk",
@@ -79,41 +83,39 @@ pub(super) fn configuration(facts: &Value) -> Vec<Finding> {
             "A reload or restart would fail. Correct it, and try `nebula -test -config PATH`.",
         )
     });
-    let remarks = texts(&told["remarks"])
-        .into_iter()
-        .map(|line| Finding::warning("configuration_remark", "the configuration on disk", line, ""));
-    let reload = told["last_reload"]["error"].as_str().map(reload_refused);
-    let nothing_refused = list(&told["refused"]).is_empty();
-    refused.chain(remarks).chain(reload.filter(|_| nothing_refused)).collect()
+    let remarks =
+        told.remarks.iter().map(|line| Finding::warning("configuration_remark", "the configuration on disk", line, ""));
+    let reload = told.last_reload.iter().filter_map(|last| last.error.as_deref()).map(reload_refused);
+    refused.chain(remarks).chain(reload.filter(|_| told.refused.is_empty())).collect()
 }
 
-pub(super) fn of_status(status: &Value) -> Vec<Finding> {
+pub(super) fn of_status(status: &Status) -> Vec<Finding> {
     let mut found = Vec::new();
-    let validity = serde_json::json!({
-        "seconds_left": status["certificate_seconds_left"],
-        "begins_in_seconds": status["certificate_begins_in_seconds"],
-    });
-    found.extend(certificate(&validity, &serde_json::json!({"enrolment": status["enrolment"]})));
-    found.extend(renewal(&status["enrolment"]));
-    found.extend(unmet(status));
-    found.extend(status["last_reload"]["error"].as_str().map(reload_refused));
-    if status["device_up"] == false {
-        found.push(device_down(&text(&status["device"])));
+    let enrolment = status.unmet.enrolment.as_ref();
+    let validity = Validity {
+        seconds_left: status.certificate_seconds_left,
+        begins_in_seconds: status.certificate_begins_in_seconds.unwrap_or(0),
+        ..Validity::default()
+    };
+    found.extend(certificate(&validity, enrolment.is_some(), &[]));
+    found.extend(enrolment.and_then(renewal));
+    found.extend(unmet(&status.unmet));
+    found.extend(status.last_reload.iter().filter_map(|last| last.error.as_deref()).map(reload_refused));
+    if status.device_up == Some(false) {
+        found.push(device_down(&status.device));
     }
-    let lighthouses = list(&status["lighthouses"]);
-    let needs_them = status["am_lighthouse"] != true && !lighthouses.is_empty();
-    if needs_them && lighthouses.iter().all(|lighthouse| lighthouse["connected"] == false) {
-        let all: Vec<_> = lighthouses.iter().map(|lighthouse| text(&lighthouse["address"])).collect();
+    let needs_them = !status.am_lighthouse && !status.lighthouses.is_empty();
+    if needs_them && status.lighthouses.iter().all(|lighthouse| !lighthouse.connected) {
+        let all: Vec<_> = status.lighthouses.iter().map(|lighthouse| lighthouse.address.as_str()).collect();
         found.push(all_unreachable(&all));
     }
     found
 }
 
 /// The relays that this host may choose.
-fn relays(host: &Value) -> Vec<Finding> {
-    let groups = texts(&host["relay_groups"]);
+fn relays(host: &Host) -> Vec<Finding> {
     let mut found = Vec::new();
-    if host["relay_force"] == true {
+    if host.relay_force {
         found.push(Finding::warning(
             "relay_forced",
             HERE,
@@ -121,22 +123,22 @@ fn relays(host: &Value) -> Vec<Finding> {
             "It is for tests. Remove it and reload.",
         ));
     }
-    if groups.is_empty() || host["am_relay"] == true || host["am_lighthouse"] == true {
+    if host.relay_groups.is_empty() || host.am_relay || host.am_lighthouse {
         return found;
     }
-    let relays = list(&host["relays"]);
-    if relays.is_empty() {
+    if host.relays.is_empty() {
         found.push(Finding::error(
             "no_relay_offered",
             HERE,
-            format!("relay.groups is {}, and no lighthouse offers a relay", groups.join(", ")),
+            format!("relay.groups is {}, and no lighthouse offers a relay", host.relay_groups.join(", ")),
             "Set relay.groups on the lighthouses, too (Go Nebula offers none), and relay.am_relay on hosts with the group that \
              have a direct tunnel to a lighthouse.",
         ));
         return found;
     }
-    let with = |trouble: &str| -> Vec<String> {
-        relays.iter().filter(|relay| relay["trouble"] == trouble).map(|relay| text(&relay["relay"])).collect()
+    let with = |trouble: &str| -> Vec<&str> {
+        let is_in = |relay: &&OfferedRelay| relay.trouble.as_deref() == Some(trouble);
+        host.relays.iter().filter(is_in).map(|relay| relay.relay.as_str()).collect()
     };
     let strangers = with("not_member");
     if !strangers.is_empty() {
@@ -156,11 +158,11 @@ fn relays(host: &Value) -> Vec<Finding> {
             "Set relay.am_relay to true there, or issue its certificate without the group.",
         ));
     }
-    if relays.iter().all(|relay| relay["chosen"] == false && relay["tried"] == false) {
+    if host.relays.iter().all(|relay| !relay.chosen && !relay.tried) {
         found.push(Finding::error(
             "no_relay_chosen",
             HERE,
-            format!("none of the {} relays that lighthouses offer can be used", relays.len()),
+            format!("none of the {} relays that lighthouses offer can be used", host.relays.len()),
             "`nebula ctl status` says why for each of them.",
         ));
     }
@@ -176,12 +178,13 @@ fn reload_refused(error: &str) -> Finding {
     )
 }
 
-fn certificate(certificate: &Value, facts: &Value) -> Option<Finding> {
-    let left = certificate["seconds_left"].as_i64()?;
-    let begins = certificate["begins_in_seconds"].as_i64().unwrap_or(0);
-    let lifetime = certificate["lifetime_seconds"].as_i64().unwrap_or(i64::MAX);
+/// `clocks` are those of peers.
+fn certificate(certificate: &Validity, renews_itself: bool, clocks: &[Clock]) -> Option<Finding> {
+    let left = certificate.seconds_left?;
+    let begins = certificate.begins_in_seconds;
+    let lifetime = certificate.lifetime_seconds.unwrap_or(i64::MAX);
     if begins > 0 {
-        let clock = own_clock(facts).map_or_else(String::new, |behind| format!(", and {behind}"));
+        let clock = own_clock(clocks).map_or_else(String::new, |behind| format!(", and {behind}"));
         return Some(Finding::error(
             "certificate_not_yet_valid",
             HERE,
@@ -189,7 +192,7 @@ fn certificate(certificate: &Value, facts: &Value) -> Option<Finding> {
             "Check the clock (`timedatectl`) of this host, and of the one that signed the certificate.",
         ));
     }
-    let advice = if facts["enrolment"].is_object() {
+    let advice = if renews_itself {
         "It is renewed by itself, also for a while after its end (hosts.renewal_grace of the CA's policy). If it should be valid, check \
          the clock."
     } else {
@@ -210,15 +213,16 @@ fn certificate(certificate: &Value, facts: &Value) -> Option<Finding> {
 }
 
 /// An enrolled host that cannot renew its certificate.
-fn renewal(enrolment: &Value) -> Option<Finding> {
-    let failing = enrolment["failing_seconds"].as_i64()?;
-    if enrolment["code"] == "certificate_revoked" {
-        let cause = format!("the CA has revoked its certificate, so peers refuse it: {}", text(&enrolment["error"]));
+fn renewal(enrolment: &Renewal) -> Option<Finding> {
+    let failing = enrolment.failing_seconds?.try_into().unwrap_or(i64::MAX);
+    let error = known(&enrolment.error);
+    if enrolment.code.as_deref() == Some("certificate_revoked") {
+        let cause = format!("the CA has revoked its certificate, so peers refuse it: {error}");
         let advice = "If it may come back, make a token for its name at the CA (`nebula-ca token create`), and give that to `nebula up` here.";
         return Some(Finding::error("certificate_revoked", HERE, cause, advice));
     }
-    let cause = format!("its certificate could not be renewed for {}: {}", span(failing), text(&enrolment["error"]));
-    let advice = match enrolment["code"].as_str() {
+    let cause = format!("its certificate could not be renewed for {}: {error}", span(failing));
+    let advice = match enrolment.code.as_deref() {
         Some("renewal_too_late" | "unknown_certificate") => {
             "It does not come back by itself: if it may, make a token for its name at the CA (`nebula-ca token create`), and give that \
              to `nebula up` here."
@@ -233,11 +237,12 @@ fn renewal(enrolment: &Value) -> Option<Finding> {
     Some(Finding::error("not_renewed", HERE, cause, advice))
 }
 
-fn ca(ca: &Value) -> Option<Finding> {
-    let left = ca["seconds_left"].as_i64()?;
-    let name = format!("the CA {}", text(&ca["name"]));
+fn ca(ca: &TrustedCa) -> Option<Finding> {
+    let ca = &ca.validity;
+    let left = ca.seconds_left?;
+    let name = format!("the CA {}", ca.name);
     let advice = "Make a new CA, add it to pki.ca of every host, then sign every host's certificate with it.";
-    if ca["begins_in_seconds"].as_i64().unwrap_or(0) > 0 {
+    if ca.begins_in_seconds > 0 {
         let cause = "its certificate is not valid yet, by the clock of this host";
         return Some(Finding::error("ca_not_yet_valid", name, cause, "Check the clock (`timedatectl`)."));
     }
@@ -255,8 +260,8 @@ fn ca(ca: &Value) -> Option<Finding> {
 }
 
 /// Finds out whose clock is wrong, from the times that peers sent in their handshakes.
-fn clock(facts: &Value) -> Vec<Finding> {
-    let mut found: Vec<_> = own_clock(facts)
+fn clock(facts: &Facts) -> Vec<Finding> {
+    let mut found: Vec<_> = own_clock(&facts.clocks)
         .map(|cause| {
             let advice = "Set the clock (`timedatectl`, chrony or ntpd): certificates are judged by it.";
             Finding::error("clock_wrong", HERE, cause, advice)
@@ -264,21 +269,22 @@ fn clock(facts: &Value) -> Vec<Finding> {
         .into_iter()
         .collect();
     if found.is_empty() {
-        let wrong = list(&facts["clocks"]).iter().filter(|clock| is_off(ahead(clock)));
+        let wrong = facts.clocks.iter().filter(|clock| is_off(ahead(clock)));
         found.extend(wrong.take(3).map(|clock| {
             Finding::warning(
                 "peer_clock_wrong",
-                text(&clock["peer"]),
+                &clock.peer,
                 format!("its clock differs from that of this host by {}", span(ahead(clock))),
                 "Set the clock there: certificates are judged by it.",
             )
         }));
     }
-    let step = &facts["host"]["clock_step"];
-    let by = step["by_ms"].as_i64().unwrap_or(0) / 1000;
-    if by.abs() >= 5 && step["seconds_ago"].as_i64().is_some_and(|ago| ago < 3600) {
-        let way = if by < 0 { "back" } else { "forward" };
-        let cause = format!("its clock jumped {way} by {} {} s ago", span(by), text(&step["seconds_ago"]));
+    if let Some(step) = &facts.host.clock_step
+        && step.by_ms.abs() >= 5000
+        && step.seconds_ago < 3600
+    {
+        let way = if step.by_ms < 0 { "back" } else { "forward" };
+        let cause = format!("its clock jumped {way} by {} {} s ago", span(step.by_ms / 1000), step.seconds_ago);
         found.push(Finding::warning(
             "clock_jumped",
             HERE,
@@ -291,9 +297,8 @@ fn clock(facts: &Value) -> Vec<Finding> {
 
 /// Judges this host's clock by the median of the lighthouses' clocks or, without lighthouses, of those of at least
 /// three peers.
-fn own_clock(facts: &Value) -> Option<String> {
-    let clocks = list(&facts["clocks"]);
-    let (of_lighthouses, of_peers): (Vec<_>, Vec<_>) = clocks.iter().partition(|clock| clock["lighthouse"] == true);
+fn own_clock(clocks: &[Clock]) -> Option<String> {
+    let (of_lighthouses, of_peers): (Vec<_>, Vec<_>) = clocks.iter().partition(|clock| clock.lighthouse);
     let judges = if of_lighthouses.is_empty() && of_peers.len() >= 3 { of_peers } else { of_lighthouses };
     let mut ahead: Vec<_> = judges.into_iter().map(ahead).collect();
     ahead.sort_unstable();
@@ -302,8 +307,9 @@ fn own_clock(facts: &Value) -> Option<String> {
     is_off(median).then(|| format!("its clock is {} {way} those of its lighthouses and peers", span(median)))
 }
 
-fn ahead(clock: &Value) -> i64 {
-    clock["ahead_ms"].as_i64().unwrap_or(0) / 1000
+/// In seconds.
+fn ahead(clock: &Clock) -> i64 {
+    clock.ahead_ms / 1000
 }
 
 fn is_off(seconds: i64) -> bool {
@@ -315,40 +321,34 @@ fn device_down(name: &str) -> Finding {
     Finding::error("device_down", format!("the device {name}"), "it is down", &advice)
 }
 
-fn device(host: &Value) -> Vec<Finding> {
-    let (link, name) = (&host["link"], text(&host["device"]));
+fn device(link: &Link, host: &Host) -> Vec<Finding> {
+    let name = &host.device;
     let about = format!("the device {name}");
-    if link["present"] == false {
+    if !link.present {
         let cause = "it does not exist any more";
         return vec![Finding::error("device_missing", about, cause, "Restart nebula. Find out who removed it.")];
     }
-    if link["present"] != true {
-        return Vec::new();
-    }
     let mut found = Vec::new();
-    if link["up"] == false {
-        found.push(device_down(&name));
+    if !link.up {
+        found.push(device_down(name));
     }
-    let has = texts(&link["addresses"]);
-    let is_off = |network: &str| link["ipv6_off"] == true && network.contains(':');
-    let networks = texts(&host["networks"]);
-    if let Some(network) = networks.iter().find(|network| is_off(network)) {
+    let is_off = |network: &str| link.ipv6_off && network.contains(':');
+    if let Some(network) = host.networks.iter().find(|network| is_off(network)) {
         let cause = format!("the kernel has no IPv6 on it, so it goes without {network}");
         let advice = format!(
             "`sysctl -w net.ipv6.conf.{name}.disable_ipv6=0` and restart nebula; without the module ipv6 only IPv4 is left."
         );
-        found.push(Finding::warning("ipv6_off", about.clone(), cause, &advice));
+        found.push(Finding::warning("ipv6_off", &about, cause, &advice));
     }
-    for network in networks.into_iter().filter(|network| !is_off(network)) {
-        let address = network.split('/').next().unwrap_or_default().to_owned();
-        if !has.contains(&address) {
+    for network in host.networks.iter().filter(|network| !is_off(network)) {
+        let address = network.split('/').next().unwrap_or_default();
+        if !link.addresses.iter().any(|has| has == address) {
             let advice = format!("`ip address add {network} dev {name}`, or restart nebula. Find out who removed it.");
             let cause = format!("it does not have the overlay address {address}");
-            found.push(Finding::error("address_missing", about.clone(), cause, &advice));
+            found.push(Finding::error("address_missing", &about, cause, &advice));
         }
     }
-    let (wanted, mtu) = (host["mtu"]["device"].as_i64(), link["mtu"].as_i64());
-    if let (Some(wanted), Some(mtu)) = (wanted, mtu)
+    if let (Some(wanted), Some(mtu)) = (host.mtu.device, link.mtu)
         && wanted != mtu
     {
         let cause = format!("its MTU is {mtu}, and the configuration (tun.mtu) says {wanted}");
@@ -358,43 +358,43 @@ fn device(host: &Value) -> Vec<Finding> {
     found
 }
 
-fn kernel_route(route: &Value, host: &Value) -> Option<Finding> {
-    let is_v6 = text(&route["network"]).contains(':');
-    if route["to_overlay"] == true || is_v6 && host["link"]["ipv6_off"] == true {
+fn kernel_route(route: &NetworkRoute, host: &Host) -> Option<Finding> {
+    let NetworkRoute { route, network, .. } = route;
+    let has_no_v6 = host.link.as_ref().is_some_and(|link| link.ipv6_off);
+    if route.to_overlay || network.contains(':') && has_no_v6 {
         return None;
     }
-    let (network, device) = (text(&route["network"]), text(&host["device"]));
+    let device = &host.device;
     let about = format!("the network {network}");
     let advice = format!(
         "`ip route add {network} dev {device}`, or restart nebula. `ip route get` shows which interface has it."
     );
-    Some(match route["device"].as_str() {
+    Some(match &route.device {
         Some(other) => {
             let cause = format!("the kernel sends it by {other} and not into the overlay ({device})");
             Finding::error("route_elsewhere", about, cause, &advice)
         }
         None => {
-            let cause = format!("the kernel has no route to it: {}", text(&route["text"]));
+            let cause = format!("the kernel has no route to it: {}", known(&route.text));
             Finding::error("route_missing", about, cause, &advice)
         }
     })
 }
 
-fn replaced_route(replaced: &Value, host: &Value) -> Finding {
-    let (route, network) = (text(&replaced["route"]), text(&replaced["network"]));
-    let about = format!("the network {network} of {}", text(&replaced["interface"]));
+fn replaced_route(replaced: &ReplacedRoute, host: &Host) -> Finding {
+    let ReplacedRoute { route, network, interface } = replaced;
+    let about = format!("the network {network} of {interface}");
     let cause = format!(
         "tun.unsafe_routes leads {route} into the overlay ({}), so the machines on that link are not reached directly",
-        text(&host["device"])
+        host.device
     );
     let advice = "On hosts of that network take the route out of tun.unsafe_routes, or give it `install: false`; then restart \
                   nebula, and bring the link's own route back (`ip route`).";
     Finding::warning("lan_replaced", about, cause, advice)
 }
 
-fn lighthouses(host: &Value) -> Vec<Finding> {
-    let lighthouses = list(&host["lighthouses"]);
-    let am_lighthouse = host["am_lighthouse"] == true;
+fn lighthouses(host: &Host) -> Vec<Finding> {
+    let (lighthouses, am_lighthouse) = (&host.lighthouses, host.am_lighthouse);
     if lighthouses.is_empty() {
         let cause = "no lighthouse is configured: only hosts in static_host_map can be found";
         let advice = "Name the lighthouse in lighthouse.hosts, and its address and port in static_host_map.";
@@ -408,13 +408,12 @@ fn lighthouses(host: &Value) -> Vec<Finding> {
     }
     let mut found = Vec::new();
     for lighthouse in lighthouses {
-        let about = format!("the lighthouse {}", text(&lighthouse["address"]));
-        if lighthouse["own_address"] == true {
+        let about = format!("the lighthouse {}", lighthouse.address);
+        if lighthouse.own_address {
             let advice = "Remove it from lighthouse.hosts, or give this host its own certificate.";
             found.push(Finding::error("lighthouse_is_self", about, "it has the address of this host", advice));
-        } else if lighthouse["connected"] != true && list(&lighthouse["endpoints"]).is_empty() {
-            let configured = lighthouse["configured"] == true;
-            found.push(if configured {
+        } else if !lighthouse.connected && lighthouse.endpoints.is_empty() {
+            found.push(if lighthouse.configured {
                 let cause = "its static_host_map entry leads to no address: the name cannot be looked up, or the \
                              address is not allowed";
                 let advice = "Look the name up here (`getent hosts NAME`), and see static_map.network and \
@@ -426,7 +425,7 @@ fn lighthouses(host: &Value) -> Vec<Finding> {
             });
         }
     }
-    let lost: Vec<_> = lighthouses.iter().filter(|it| it["connected"] != true).map(|it| text(&it["address"])).collect();
+    let lost: Vec<_> = lighthouses.iter().filter(|it| !it.connected).map(|it| it.address.as_str()).collect();
     if lost.len() == lighthouses.len() {
         found.push(all_unreachable(&lost));
     } else {
@@ -439,8 +438,8 @@ fn lighthouses(host: &Value) -> Vec<Finding> {
     found
 }
 
-fn all_unreachable(addresses: &[String]) -> Finding {
-    let first = addresses.first().map(String::as_str).unwrap_or_default();
+fn all_unreachable(addresses: &[&str]) -> Finding {
+    let first = addresses.first().copied().unwrap_or_default();
     Finding::error(
         "all_lighthouses_unreachable",
         format!("the lighthouse {}", addresses.join(", ")),
@@ -449,9 +448,9 @@ fn all_unreachable(addresses: &[String]) -> Finding {
     )
 }
 
-fn names(names: &Value) -> Option<Finding> {
-    let error = names["error"].as_str()?;
-    let (domain, server) = (text(&names["domain"]), text(&names["server"]));
+fn names(names: &RegisteredNames) -> Option<Finding> {
+    let RegisteredNames { domain, server, .. } = names;
+    let error = names.error.as_ref()?;
     let about = format!("the names of {domain}");
     let cause = format!("programs of this host do not resolve them, because no resolver could be told: {error}");
     let advice = format!(
@@ -461,22 +460,20 @@ fn names(names: &Value) -> Option<Finding> {
     Some(Finding::warning("names_not_registered", about, cause, &advice))
 }
 
-fn path_mtu(path: &Value, host: &Value) -> Option<Finding> {
-    let (mtu, overhead) = (path["mtu"].as_i64()?, path["overhead"].as_i64()?);
-    let wanted = host["mtu"]["tun"].as_i64()?;
-    // The host finds out by itself, and says so to who sends what is too large.
-    let is_found = host["mtu"]["discovery"] == true;
-    (wanted + overhead > mtu && path["local"] != true && !is_found).then(|| {
+fn path_mtu(path: &UnderlayPath, host: &Host) -> Option<Finding> {
+    let (mtu, overhead, wanted) = (path.route.mtu?, path.overhead, host.mtu.tun?);
+    let datagram = wanted.saturating_add(overhead);
+    // With discovery the host finds out by itself, and says so to who sends what is too large.
+    (datagram > mtu && !path.route.local && !host.mtu.discovery).then(|| {
         let cause = format!(
-            "packets of tun.mtu {wanted} become datagrams of {}, and the way to {} ({}) carries {mtu}: large packets \
-             are cut or lost",
-            wanted + overhead,
-            text(&path["endpoint"]),
-            text(&path["device"]),
+            "packets of tun.mtu {wanted} become datagrams of {datagram}, and the way to {} ({}) carries {mtu}: large packets are cut \
+             or lost",
+            path.endpoint,
+            known(&path.route.device),
         );
         let advice =
-            format!("Set tun.mtu to {} or less on both hosts, or tun.path_mtu_discovery to true.", mtu - overhead);
-        Finding::warning("path_mtu", text(&path["peer"]), cause, &advice)
+            format!("Set tun.mtu to {} or less on both hosts, or tun.path_mtu_discovery to true.", mtu.saturating_sub(overhead));
+        Finding::warning("path_mtu", known(&path.peer), cause, &advice)
     })
 }
 

@@ -8,6 +8,7 @@ mod refusals;
 mod tests;
 mod traffic;
 
+use nebula_instance::host::documents::{Facts, Status};
 use serde_json::{Value, json};
 
 /// A problem.
@@ -64,12 +65,12 @@ impl Finding {
 }
 
 /// All problems of a host, from the daemon's answer to `doctor`; errors first.
-pub(crate) fn examine(facts: &Value) -> Vec<Finding> {
+pub(crate) fn examine(facts: &Facts) -> Vec<Finding> {
     let mut findings = host::findings(facts);
     let is_barred = findings.iter().any(host::bars);
-    findings.extend(host::unmet(facts));
-    findings.extend(host::configuration(facts));
-    for peer in list(&facts["peers"]) {
+    findings.extend(host::unmet(&facts.unmet));
+    findings.extend(host::configuration(&facts.configuration));
+    for peer in &facts.peers {
         findings.extend(peers::findings(facts, peer, is_barred));
     }
     findings.extend(peers::all_unheard(facts));
@@ -84,30 +85,31 @@ pub(crate) fn examine(facts: &Value) -> Vec<Finding> {
 
 /// What keeps one peer from being reached, from the daemon's answer to `why`: the cause, and then what follows from
 /// it.
-pub(crate) fn explain(facts: &Value) -> Vec<Finding> {
+pub(crate) fn explain(facts: &Facts) -> Vec<Finding> {
     let (mut findings, of_host): (Vec<_>, Vec<_>) = host::findings(facts).into_iter().partition(host::bars);
     let is_barred = !findings.is_empty();
-    for peer in list(&facts["peers"]) {
+    for peer in &facts.peers {
         findings.extend(peers::findings(facts, peer, is_barred));
         // Of another peer, and of names and relays, nobody asked.
-        let of_host = of_host.iter().filter(|it| it.severity == Severity::Error || peer["peer"] == it.about.as_str());
+        let of_host = of_host.iter().filter(|it| it.severity == Severity::Error || peer.peer == it.about);
         findings.extend(of_host.cloned());
-        if peer["connected"] == true {
+        if peer.connected {
             findings.extend(refusals::callers(facts, Some(peer)));
         }
-        findings.extend(conflicts::doubles(facts, Some(peer)));
-        findings.extend(conflicts::same_names(facts, Some(peer)));
-        findings.extend(traffic::findings(facts, Some(peer)));
+        findings.extend(conflicts::doubles(facts, Some(&peer.peer)));
+        findings.extend(conflicts::same_names(facts, Some(&peer.peer)));
+        findings.extend(traffic::findings(facts, Some(&peer.peer)));
     }
     sorted(findings)
 }
 
 /// The problems that are visible in the answer to `status`.
-pub(crate) fn of_status(status: &Value) -> Vec<Finding> {
+pub(crate) fn of_status(status: &Status) -> Vec<Finding> {
     let of_host = host::of_status(status);
     let is_barred = of_host.iter().any(host::bars);
     // What keeps it from its lighthouses comes before what follows from that.
-    let mut findings = peers::first_causes(&status["lighthouse_facts"], is_barred);
+    let lighthouses = status.lighthouse_facts.iter();
+    let mut findings: Vec<_> = lighthouses.flat_map(|facts| peers::first_causes(facts, is_barred)).collect();
     let (bars, follows): (Vec<_>, Vec<_>) = of_host.into_iter().partition(host::bars);
     findings.splice(0..0, bars);
     findings.extend(follows);
@@ -138,25 +140,25 @@ pub(crate) fn readable(findings: &[Finding]) -> String {
 }
 
 /// The state of the peer in an answer to `why`.
-pub(crate) fn state(facts: &Value) -> String {
-    let Some(peer) = list(&facts["peers"]).first() else { return String::new() };
-    let address = text(&peer["peer"]);
-    match list(&peer["tunnels"]).first() {
-        Some(tunnel) => {
-            let way = match (tunnel["endpoint"].as_str(), tunnel["relay"].as_str()) {
+pub(crate) fn state(facts: &Facts) -> String {
+    let Some(peer) = facts.peers.first() else { return String::new() };
+    let address = &peer.peer;
+    match peer.tunnels.first() {
+        Some(with) => {
+            let way = match (&with.tunnel.endpoint, &with.tunnel.relay) {
                 (Some(endpoint), _) => format!("at {endpoint}"),
                 (None, Some(relay)) => format!("through the relay {relay}"),
                 (None, None) => "with no way to it".to_owned(),
             };
-            format!("there is a tunnel with {} ({address}) {way}\n", text(&tunnel["name"]))
+            format!("there is a tunnel with {} ({address}) {way}\n", with.tunnel.name)
         }
         None => format!("there is no tunnel with {address}\n"),
     }
 }
 
 /// Whether it happened in the last minutes: what is older may have been solved.
-fn is_recent(fact: &Value) -> bool {
-    fact["seconds_ago"].as_u64().is_some_and(|ago| ago < RECENT_SECONDS)
+fn is_recent(seconds_ago: u64) -> bool {
+    seconds_ago < RECENT_SECONDS
 }
 
 const RECENT_SECONDS: u64 = 600;
@@ -172,20 +174,9 @@ fn sorted(mut findings: Vec<Finding>) -> Vec<Finding> {
     once
 }
 
-fn list(value: &Value) -> &[Value] {
-    value.as_array().map_or(&[], Vec::as_slice)
-}
-
-fn text(value: &Value) -> String {
-    match value {
-        Value::Null => "-".to_owned(),
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
-    }
-}
-
-fn texts(value: &Value) -> Vec<String> {
-    list(value).iter().map(text).collect()
+/// A dash stands for what is not known.
+fn known(text: &Option<String>) -> &str {
+    text.as_deref().unwrap_or("-")
 }
 
 /// A time span in its largest unit.

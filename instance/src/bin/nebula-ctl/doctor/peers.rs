@@ -1,32 +1,31 @@
 //! Why a peer cannot be reached, or cannot reach this host.
 
-use serde_json::Value;
+use nebula_instance::host::documents::{Endpoint, Facts, Found, LighthouseAnswer, PeerFacts, Probe, Tried, Unheard};
 
 use super::refusals::{recent_callers, refused, refused_call, unnamed_callers};
-use super::{Finding, Severity, is_recent, list, text, texts};
+use super::{Finding, Severity, is_recent, known};
 
 /// What is wrong with one peer of `facts`. If this host `is_barred`, every peer refuses it, and no further cause of a
 /// silence is looked for.
-pub(super) fn findings(facts: &Value, peer: &Value, is_barred: bool) -> Vec<Finding> {
-    let about = text(&peer["peer"]);
-    if peer["own_address"] == true {
+pub(super) fn findings(facts: &Facts, peer: &PeerFacts, is_barred: bool) -> Vec<Finding> {
+    let about = &peer.peer;
+    if peer.own_address {
         let cause = "it is an address of this host itself";
         let advice = "If it should be another host, both have the same address: sign a new certificate for one.";
         return vec![Finding::error("peer_is_self", about, cause, advice)];
     }
-    let is_overlay = peer["in_overlay"] == true;
-    if !is_overlay && list(&peer["gateways"]).is_empty() {
+    if !peer.in_overlay && peer.gateways.is_empty() {
         let cause = format!(
             "it is in no network of this host's certificate ({}), and no tun.unsafe_routes entry leads there",
-            texts(&facts["host"]["networks"]).join(" ")
+            facts.host.networks.join(" ")
         );
         let advice = "Check the address. Hosts reach each other only within the networks of their certificates.";
         return vec![Finding::error("not_in_overlay", about, cause, advice)];
     }
-    if !is_overlay {
-        let gateways = texts(&peer["gateways"]);
-        let advice = format!("`nebula ctl why {}` says whether the gateway can be reached.", gateways.join(" or "));
-        let named = gateways.iter().map(|gateway| match peer["gateway_states"][gateway].as_str() {
+    if !peer.in_overlay {
+        let advice =
+            format!("`nebula ctl why {}` says whether the gateway can be reached.", peer.gateways.join(" or "));
+        let named = peer.gateways.iter().map(|gateway| match peer.gateway_states.get(gateway) {
             Some(state) => format!("{gateway} ({state})"),
             None => gateway.clone(),
         });
@@ -34,7 +33,7 @@ pub(super) fn findings(facts: &Value, peer: &Value, is_barred: bool) -> Vec<Find
         return vec![Finding::warning("behind_gateway", about, cause, &advice)];
     }
     let mut found: Vec<_> = kernel_route(facts, peer).into_iter().collect();
-    if peer["connected"] != true && !is_barred {
+    if !peer.connected && !is_barred {
         found.extend(cause(facts, peer));
     }
     found
@@ -42,8 +41,8 @@ pub(super) fn findings(facts: &Value, peer: &Value, is_barred: bool) -> Vec<Find
 
 /// The cause of the silence. The strongest evidence comes first; what is weaker mostly follows from the same cause,
 /// and is not said as another one.
-fn cause(facts: &Value, peer: &Value) -> Vec<Finding> {
-    let looks: [fn(&Value, &Value) -> Vec<Finding>; 8] = [
+fn cause(facts: &Facts, peer: &PeerFacts) -> Vec<Finding> {
+    let looks: [fn(&Facts, &PeerFacts) -> Vec<Finding>; 8] = [
         refused_answer,
         other_cipher,
         refused_caller,
@@ -57,65 +56,67 @@ fn cause(facts: &Value, peer: &Value) -> Vec<Finding> {
     found.unwrap_or_else(|| silence(facts, peer))
 }
 
-fn kernel_route(facts: &Value, peer: &Value) -> Option<Finding> {
-    let route = &peer["kernel_route"];
-    if route.is_null() || route["to_overlay"] == true {
-        return None;
-    }
-    let device = text(&facts["host"]["device"]);
-    let cause = match route["device"].as_str() {
-        Some(other) => format!("the kernel sends packets for it by {other} and not into the overlay ({device})"),
-        None => format!("the kernel has no route to it: {}", text(&route["text"])),
+fn kernel_route(facts: &Facts, peer: &PeerFacts) -> Option<Finding> {
+    let route = peer.kernel_route.as_ref().filter(|route| !route.to_overlay)?;
+    let cause = match &route.device {
+        Some(other) => {
+            let device = &facts.host.device;
+            format!("the kernel sends packets for it by {other} and not into the overlay ({device})")
+        }
+        None => format!("the kernel has no route to it: {}", known(&route.text)),
     };
     let advice = "`ip route get` shows the route; remove it, or restart nebula if its own is gone.";
-    Some(Finding::error("route_elsewhere", text(&peer["peer"]), cause, advice))
+    Some(Finding::error("route_elsewhere", &peer.peer, cause, advice))
 }
 
 /// The peer answered, and this host refused the answer.
-fn refused_answer(_: &Value, peer: &Value) -> Vec<Finding> {
-    let refusal = &peer["attempt"]["refusal"];
-    if refusal.is_null() { Vec::new() } else { vec![refused(&text(&peer["peer"]), refusal)] }
+fn refused_answer(_: &Facts, peer: &PeerFacts) -> Vec<Finding> {
+    let refusal = peer.attempt.iter().filter_map(|attempt| attempt.refusal.as_ref());
+    refusal.map(|refusal| refused(&peer.peer, refusal)).collect()
 }
 
-fn other_cipher(_: &Value, peer: &Value) -> Vec<Finding> {
-    let tried = list(&peer["attempt"]["tried"]).iter();
-    let unopened = tried.filter(|tried| tried["unopened"].as_u64().unwrap_or(0) > 0);
+fn other_cipher(_: &Facts, peer: &PeerFacts) -> Vec<Finding> {
+    let unopened = tried(peer).filter(|tried| tried.unopened > 0);
     unopened
         .map(|tried| {
-            let at = text(&tried["endpoint"]);
+            let at = &tried.endpoint;
             let cause = format!("it answered from {at}, and the answer cannot be opened: its `cipher` is another one");
             let advice = "Set the same `cipher` (aes or chachapoly) on every host of the network, and restart them.";
-            Finding::error("other_cipher", text(&peer["peer"]), cause, advice)
+            Finding::error("other_cipher", &peer.peer, cause, advice)
         })
         .collect()
 }
 
+/// The endpoints to which messages were sent.
+fn tried(peer: &PeerFacts) -> impl Iterator<Item = &Tried> {
+    peer.attempt.iter().flat_map(|attempt| &attempt.tried)
+}
+
 /// A caller in the peer's name that this host refused: what the peer does not hear from this host has the same cause.
-fn refused_caller(facts: &Value, peer: &Value) -> Vec<Finding> {
-    let claims = |caller: &&Value| list(&caller["addresses"]).contains(&peer["peer"]);
-    recent_callers(facts).filter(claims).map(|caller| refused_call(caller, Severity::Error)).collect()
+fn refused_caller(facts: &Facts, peer: &PeerFacts) -> Vec<Finding> {
+    let callers = recent_callers(facts).filter(|caller| caller.addresses.contains(&peer.peer));
+    callers.map(|caller| refused_call(caller, Severity::Error)).collect()
 }
 
 /// The peer repeats its call although this host answers it and UDP passes.
-fn answers_not_taken(_: &Value, peer: &Value) -> Vec<Finding> {
-    let unheard = &peer["unheard"];
-    let passes = unheard["udp_passes"] == true || endpoints_found(peer, "nebula").any(|_| true);
-    if unheard.is_null() || !passes {
+fn answers_not_taken(_: &Facts, peer: &PeerFacts) -> Vec<Finding> {
+    let Some(unheard) = &peer.unheard else { return Vec::new() };
+    if unheard.udp_passes != Some(true) && endpoints_found(peer, Found::Nebula).next().is_none() {
         return Vec::new();
     }
-    let from = text(&unheard["from"]);
+    let from = &unheard.from;
     let cause = format!(
         "it calls from {from} and does not take the answers of this host, although UDP passes in both directions"
     );
     let advice = "Its `cipher` is another one (see both configurations), or its lighthouse.remote_allow_list excludes this host: \
                   `nebula ctl doctor` there says which.";
-    vec![Finding::error("answers_not_taken", text(&peer["peer"]), cause, advice)]
+    vec![Finding::error("answers_not_taken", &peer.peer, cause, advice)]
 }
 
 /// A Nebula was heard at an endpoint of the peer, if not the handshake of the peer.
-fn heard_at_an_endpoint(facts: &Value, peer: &Value) -> Vec<Finding> {
-    let about = text(&peer["peer"]);
-    if let Some(at) = endpoints_found(peer, "nebula").next() {
+fn heard_at_an_endpoint(facts: &Facts, peer: &PeerFacts) -> Vec<Finding> {
+    let about = &peer.peer;
+    if let Some(at) = endpoints_found(peer, Found::Nebula).next() {
         return vec![Finding::error(
             "refused_by_peer",
             about,
@@ -125,11 +126,10 @@ fn heard_at_an_endpoint(facts: &Value, peer: &Value) -> Vec<Finding> {
              host, or it is not that peer. Its log and `nebula ctl doctor` there say which.",
         )];
     }
-    let other = endpoints_found(peer, "nebula_to_other_port").next();
+    let other = endpoints_found(peer, Found::NebulaToOtherPort).next();
     other
         .map(|at| {
-            let port = text(&facts["host"]["udp"]);
-            let port = port.rsplit(':').next().unwrap_or_default();
+            let port = facts.host.udp.rsplit(':').next().unwrap_or_default();
             let cause = format!("a Nebula answers at {at} if asked from another port of this host, and nothing comes back to port {port}");
             let advice = "UDP with that port is blocked in one direction (cloud security group, firewall, or a mapping that a NAT keeps): \
                           allow it in both, on the way and on the peer.";
@@ -140,54 +140,51 @@ fn heard_at_an_endpoint(facts: &Value, peer: &Value) -> Vec<Finding> {
 }
 
 /// Endpoints whose probe had this result.
-fn endpoints_found<'a>(peer: &'a Value, found: &'static str) -> impl Iterator<Item = String> + 'a {
-    let endpoints = list(&peer["endpoints"]).iter();
-    endpoints.filter(move |endpoint| endpoint["probe"]["found"] == found).map(|endpoint| text(&endpoint["endpoint"]))
+fn endpoints_found(peer: &PeerFacts, found: Found) -> impl Iterator<Item = &str> {
+    let has = move |probe: &Probe| probe.found == found;
+    let endpoints = peer.endpoints.iter().filter(move |endpoint| endpoint.probe.as_ref().is_some_and(has));
+    endpoints.map(|endpoint| endpoint.endpoint.as_str())
 }
 
 /// Nothing can be sent to any endpoint of the peer, or nothing listens there.
-fn no_usable_endpoint(_: &Value, peer: &Value) -> Vec<Finding> {
+fn no_usable_endpoint(_: &Facts, peer: &PeerFacts) -> Vec<Finding> {
     let unusable = unusable_endpoints(peer);
-    let are_all = unusable.len() == list(&peer["endpoints"]).len();
+    let are_all = unusable.len() == peer.endpoints.len();
     if are_all { unusable.into_iter().map(|(_, finding)| finding).collect() } else { Vec::new() }
 }
 
 /// The endpoints that certainly lead nowhere, and why.
-fn unusable_endpoints(peer: &Value) -> Vec<(&Value, Finding)> {
-    let about = text(&peer["peer"]);
-    let unusable = list(&peer["endpoints"]).iter().filter_map(|endpoint| {
-        let tried = list(&peer["attempt"]["tried"]).iter().find(|tried| tried["endpoint"] == endpoint["endpoint"]);
-        let errno = tried.and_then(|tried| tried["errno"].as_str());
-        let why = underlay(&about, endpoint).or_else(|| Some(send_error(&about, &text(&endpoint["endpoint"]), errno?)));
-        Some((&endpoint["endpoint"], why?))
+fn unusable_endpoints(peer: &PeerFacts) -> Vec<(&str, Finding)> {
+    let unusable = peer.endpoints.iter().filter_map(|endpoint| {
+        let at = endpoint.endpoint.as_str();
+        let errno = || tried(peer).find(|tried| tried.endpoint == at)?.errno.as_deref();
+        let why = underlay(&peer.peer, endpoint).or_else(|| Some(send_error(&peer.peer, at, errno()?)));
+        Some((at, why?))
     });
     unusable.collect()
 }
 
 /// The peer repeats its call although this host answers it.
-fn answers_lost(_: &Value, peer: &Value) -> Vec<Finding> {
-    unheard(&text(&peer["peer"]), &peer["unheard"], Severity::Error).into_iter().collect()
+fn answers_lost(_: &Facts, peer: &PeerFacts) -> Vec<Finding> {
+    peer.unheard.iter().map(|caller| unheard(&peer.peer, caller, Severity::Error)).collect()
 }
 
-fn unheard(about: &str, unheard: &Value, severity: Severity) -> Option<Finding> {
-    if unheard.is_null() {
-        return None;
-    }
-    let (from, repeats) = (text(&unheard["from"]), text(&unheard["repeats"]));
+fn unheard(about: &str, caller: &Unheard, severity: Severity) -> Finding {
+    let Unheard { from, repeats, .. } = caller;
     let cause =
         format!("it calls from {from}, and the answers of this host do not reach it ({repeats} calls repeated)");
     let advice = "UDP passes only in the direction to this host: allow it to leave here (`nft list ruleset`, cloud security group), and to \
                   arrive there. If `nebula ctl why` there names another `cipher`, it is that.";
-    Some(Finding { severity, ..Finding::error("answers_lost", about, cause, advice) })
+    Finding { severity, ..Finding::error("answers_lost", about, cause, advice) }
 }
 
 /// Hosts that repeat their calls although this host answers.
-pub(super) fn all_unheard(facts: &Value) -> Vec<Finding> {
-    let is_told = |caller: &Value| list(&facts["peers"]).iter().any(|peer| peer["peer"] == caller["peer"]);
-    let others = list(&facts["unheard"]).iter().filter(|caller| !is_told(caller));
+pub(super) fn all_unheard(facts: &Facts) -> Vec<Finding> {
+    let is_told = |caller: &Unheard| facts.peers.iter().any(|peer| peer.peer == caller.peer);
+    let others = facts.unheard.iter().filter(|caller| !is_told(caller));
     others
-        .filter_map(|caller| {
-            let about = format!("a caller that says it is {} ({})", text(&caller["name"]), text(&caller["peer"]));
+        .map(|caller| {
+            let about = format!("a caller that says it is {} ({})", caller.name, caller.peer);
             unheard(&about, caller, Severity::Warning)
         })
         .collect()
@@ -222,51 +219,46 @@ fn send_error(about: &str, at: &str, errno: &str) -> Finding {
 }
 
 /// Problems of the underlay route to an endpoint.
-fn underlay(about: &str, endpoint: &Value) -> Option<Finding> {
-    let at = text(&endpoint["endpoint"]);
-    if endpoint["inside_overlay"] == true {
+fn underlay(about: &str, endpoint: &Endpoint) -> Option<Finding> {
+    let at = &endpoint.endpoint;
+    if endpoint.inside_overlay {
         let cause = format!("its endpoint {at} is itself an overlay address, and tunnels do not run inside tunnels");
         let advice = "static_host_map, or the peer's advertise_addrs, must have an address of the underlay. The \
                       lighthouse's local_allow_list can hide the other.";
         return Some(Finding::error("endpoint_inside_overlay", about, cause, advice));
     }
-    if endpoint["to_overlay"] == true {
+    if endpoint.route.to_overlay {
         let cause = format!("the route to its endpoint {at} leads into the overlay itself");
         let advice = "An unsafe route or a default route by the overlay covers it: add a route by the uplink, or use \
                       listen.so_mark with a rule.";
         return Some(Finding::error("underlay_through_overlay", about, cause, advice));
     }
-    if let Some(errno) = endpoint["errno"].as_str() {
-        return Some(send_error(about, &at, errno));
+    if let Some(errno) = &endpoint.route.errno {
+        return Some(send_error(about, at, errno));
     }
-    let probe = &endpoint["probe"];
-    let refused = probe["found"] == "refused";
-    refused.then(|| send_error(about, &at, probe["errno"].as_str().unwrap_or_default()))
+    let refused = endpoint.probe.as_ref().filter(|probe| probe.found == Found::Refused)?;
+    Some(send_error(about, at, refused.errno.as_deref().unwrap_or_default()))
 }
 
-fn relays(facts: &Value, peer: &Value) -> Vec<Finding> {
-    let about = text(&peer["peer"]);
-    let known = texts(&peer["known"]["relays"]);
-    if known.is_empty() {
-        return Vec::new();
-    }
-    if facts["host"]["use_relays"] == false {
-        let cause = format!("it can be reached through {}, and this host uses no relays", known.join(", "));
+fn relays(facts: &Facts, peer: &PeerFacts) -> Vec<Finding> {
+    let (about, relays) = (&peer.peer, &peer.known.relays);
+    let Some(first) = relays.first() else { return Vec::new() };
+    if facts.host.use_relays == Some(false) {
+        let cause = format!("it can be reached through {}, and this host uses no relays", relays.join(", "));
         return vec![Finding::error("relays_not_used", about, cause, "Set relay.use_relays to true and reload.")];
     }
-    let states = list(&peer["relay_states"]);
-    if !states.is_empty() && states.iter().all(|state| state["connected"] == false) {
+    if !peer.relay_states.is_empty() && peer.relay_states.iter().all(|state| !state.connected) {
         let cause =
-            format!("nothing comes back from it directly, and there is no tunnel with its relay {}", known.join(", "));
-        let advice = format!("`nebula ctl why {}` says why the relay cannot be reached.", known[0]);
+            format!("nothing comes back from it directly, and there is no tunnel with its relay {}", relays.join(", "));
+        let advice = format!("`nebula ctl why {first}` says why the relay cannot be reached.");
         return vec![Finding::error("relay_unreachable", about, cause, &advice)];
     }
-    let hops = list(&peer["relay_hops"]).iter().filter(|hop| hop["established"] == false);
+    let hops = peer.relay_hops.iter().filter(|hop| !hop.established);
     hops.map(|hop| {
         Finding::error(
             "relay_no_answer",
-            about.clone(),
-            format!("the relay {} did not answer the request for a way to it", text(&hop["relay"])),
+            about,
+            format!("the relay {} did not answer the request for a way to it", hop.relay),
             "There relay.am_relay must be true, and it needs a tunnel with the peer. `nebula ctl doctor` on the relay \
              shows requests that it refused.",
         )
@@ -275,23 +267,21 @@ fn relays(facts: &Value, peer: &Value) -> Vec<Finding> {
 }
 
 /// Nothing came back, and nothing that this host saw explains why.
-fn silence(facts: &Value, peer: &Value) -> Vec<Finding> {
+fn silence(facts: &Facts, peer: &PeerFacts) -> Vec<Finding> {
     let unnamed = unnamed_callers(facts, peer);
     if unnamed.is_empty() { vec![unexplained(peer)] } else { unnamed }
 }
 
-fn unexplained(peer: &Value) -> Finding {
-    let (about, known) = (text(&peer["peer"]), &peer["known"]);
-    let endpoints = list(&peer["endpoints"]);
-    if !endpoints.is_empty() {
+fn unexplained(peer: &PeerFacts) -> Finding {
+    let (about, known) = (&peer.peer, &peer.known);
+    if !peer.endpoints.is_empty() {
         let unusable = unusable_endpoints(peer);
-        let is_usable = |at: &&Value| !unusable.iter().any(|(known, _)| known == at);
-        let at: Vec<_> = endpoints.iter().map(|endpoint| &endpoint["endpoint"]).filter(is_usable).map(text).collect();
-        let sent: u64 = list(&peer["attempt"]["tried"]).iter().filter_map(|tried| tried["sent"].as_u64()).sum();
+        let is_usable = |at: &&str| !unusable.iter().any(|(known, _)| known == at);
+        let at: Vec<_> = peer.endpoints.iter().map(|endpoint| endpoint.endpoint.as_str()).filter(is_usable).collect();
+        let sent: u64 = tried(peer).map(|tried| u64::from(tried.sent)).sum();
         let sent = if sent > 0 { format!(" ({sent} messages sent)") } else { String::new() };
         let others: String = unusable.iter().map(|(_, finding)| format!("; {}", finding.cause)).collect();
-        let nat =
-            if list(&known["relays"]).is_empty() { "a NAT lets nobody in and no relay is configured, " } else { "" };
+        let nat = if known.relays.is_empty() { "a NAT lets nobody in and no relay is configured, " } else { "" };
         return Finding::error(
             "no_answer",
             about,
@@ -303,7 +293,7 @@ fn unexplained(peer: &Value) -> Finding {
             ),
         );
     }
-    let relays: Vec<_> = texts(&known["relays"]);
+    let relays = &known.relays;
     if !relays.is_empty() {
         // No probe goes through a relay, and what a relay answered may be old.
         let cause =
@@ -312,18 +302,17 @@ fn unexplained(peer: &Value) -> Finding {
                       why` and `doctor` there and on the relay say more.";
         return Finding::error("no_answer", about, cause, advice);
     }
-    let lighthouses = list(&known["lighthouses"]);
+    let lighthouses = &known.lighthouses;
     if lighthouses.is_empty() {
         let cause = "nobody says where it is: static_host_map has no entry for it, and there is no lighthouse to ask";
         let advice = "Add it to static_host_map, or configure lighthouse.hosts.";
         return Finding::error("no_endpoint", about, cause, advice);
     }
-    let named = |which: &dyn Fn(&Value) -> bool| -> Vec<String> {
-        lighthouses.iter().filter(|it| which(it)).map(|it| text(&it["lighthouse"])).collect()
-    };
-    let (alive, connected) = (named(&|it| it["alive"] == true), named(&|it| it["connected"] == true));
+    let name = |it: &LighthouseAnswer| it.lighthouse.clone();
+    let alive: Vec<_> = lighthouses.iter().filter(|it| it.alive).map(name).collect();
+    let connected: Vec<_> = lighthouses.iter().filter(|it| it.connected).map(name).collect();
     if !alive.is_empty() {
-        let answered = lighthouses.iter().any(|it| it["answered"] == true);
+        let answered = lighthouses.iter().any(|it| it.answered);
         let cause = if answered {
             format!("the lighthouse {} knows it, and no endpoint of it that this host may use", alive.join(", "))
         } else {
@@ -333,7 +322,7 @@ fn unexplained(peer: &Value) -> Finding {
                       show the lighthouse as connected? Check the address, too.";
         return Finding::error("unknown_to_lighthouse", about, cause, advice);
     }
-    let which: Vec<_> = lighthouses.iter().map(|it| text(&it["lighthouse"])).collect();
+    let which: Vec<_> = lighthouses.iter().map(name).collect();
     let cause = if connected.is_empty() {
         format!("nobody says where it is: there is no tunnel with the lighthouse {}", which.join(", "))
     } else {
@@ -344,17 +333,17 @@ fn unexplained(peer: &Value) -> Finding {
 }
 
 /// The first thing to say about each peer without a tunnel: the cause of the silence.
-pub(super) fn first_causes(facts: &Value, is_barred: bool) -> Vec<Finding> {
-    let lost = list(&facts["peers"]).iter().filter(|peer| peer["connected"] != true);
+pub(super) fn first_causes(facts: &Facts, is_barred: bool) -> Vec<Finding> {
+    let lost = facts.peers.iter().filter(|peer| !peer.connected);
     lost.filter_map(|peer| findings(facts, peer, is_barred).into_iter().next()).collect()
 }
 
-pub(super) fn unsafe_routes(facts: &Value) -> Vec<Finding> {
+pub(super) fn unsafe_routes(facts: &Facts) -> Vec<Finding> {
     let mut found = Vec::new();
-    for route in list(&facts["unsafe_routes"]) {
-        let network = text(&route["network"]);
-        for gateway in list(&route["gateways"]).iter().filter(|gateway| gateway["state"] == "dead") {
-            let address = text(&gateway["address"]);
+    for route in &facts.unsafe_routes {
+        let network = &route.network;
+        for gateway in route.gateways.iter().filter(|gateway| gateway.state.as_deref() == Some("dead")) {
+            let address = &gateway.address;
             found.push(Finding::warning(
                 "gateway_dead",
                 format!("the network {network}"),
@@ -362,8 +351,8 @@ pub(super) fn unsafe_routes(facts: &Value) -> Vec<Finding> {
                 &format!("`nebula ctl why {address}` says whether it can be reached."),
             ));
         }
-        for gateway in list(&route["gateways"]).iter().filter(|gateway| gateway["covered"] == false) {
-            let (address, name) = (text(&gateway["address"]), text(&gateway["name"]));
+        for gateway in route.gateways.iter().filter(|gateway| gateway.covered == Some(false)) {
+            let (address, name) = (&gateway.address, known(&gateway.name));
             found.push(Finding::error(
                 "unsafe_route_not_covered",
                 format!("the network {network}"),
@@ -375,13 +364,12 @@ pub(super) fn unsafe_routes(facts: &Value) -> Vec<Finding> {
     found
 }
 
-pub(super) fn relays_refused(facts: &Value) -> Vec<Finding> {
-    let refused = list(&facts["relays_refused"]).iter();
-    let refused = refused.filter(|it| is_recent(it));
+pub(super) fn relays_refused(facts: &Facts) -> Vec<Finding> {
+    let refused = facts.relays_refused.iter().filter(|it| is_recent(it.seconds_ago));
     refused
         .map(|refused| {
-            let (from, to) = (text(&refused["from"]), text(&refused["to"]));
-            let (cause, advice) = if refused["am_relay"] == true {
+            let (from, to) = (&refused.from, &refused.to);
+            let (cause, advice) = if refused.am_relay {
                 (
                     "it asked this relay for a way to a peer that this relay has no direct tunnel with",
                     "See why with `nebula ctl why` for that peer.",

@@ -1,19 +1,19 @@
 //! Handshake messages that this host refused: what was wrong with them, and who says that it sent them.
 
-use serde_json::Value;
+use nebula_instance::host::documents::{Facts, PeerFacts, Refusal};
 
-use super::{Finding, Severity, is_recent, list, span, text, texts};
+use super::{Finding, Severity, is_recent, known, span};
 
 /// An answer or a first message that this host refused.
-pub(super) fn refused(about: &str, refusal: &Value) -> Finding {
-    let (from, name) = (text(&refusal["from"]), text(&refusal["name"]));
-    let what = format!("this host refuses what comes from {from}: {}", text(&refusal["text"]));
-    let ahead = refusal["clock_ahead_seconds"].as_i64().filter(|ahead| ahead.abs() >= 30);
+pub(super) fn refused(about: &str, refusal: &Refusal) -> Finding {
+    let (from, name) = (&refusal.from, known(&refusal.name));
+    let what = format!("this host refuses what comes from {from}: {}", refusal.text);
+    let ahead = refusal.clock_ahead_seconds.filter(|ahead| ahead.abs() >= 30);
     let clock = ahead.map_or_else(String::new, |ahead| {
         let way = if ahead > 0 { "ahead of" } else { "behind" };
         format!(" Its clock is {} {way} that of this host: check both (`timedatectl`).", span(ahead))
     });
-    let (code, advice) = match refusal["reason"].as_str().unwrap_or_default() {
+    let (code, advice) = match refusal.reason.as_str() {
         "expired" => ("peer_certificate_expired", format!("Sign a new certificate for {name}.{clock}")),
         "not_yet_valid" => (
             "peer_certificate_not_yet_valid",
@@ -67,30 +67,29 @@ pub(super) fn refused(about: &str, refusal: &Value) -> Finding {
 }
 
 /// Hosts whose handshakes this one refuses; if `peer` is given, only those in the name of that peer.
-pub(super) fn callers(facts: &Value, peer: Option<&Value>) -> Vec<Finding> {
-    let claims = |caller: &&Value| peer.is_none_or(|peer| list(&caller["addresses"]).contains(&peer["peer"]));
+pub(super) fn callers(facts: &Facts, peer: Option<&PeerFacts>) -> Vec<Finding> {
+    let claims = |caller: &&Refusal| peer.is_none_or(|peer| caller.addresses.contains(&peer.peer));
     // Anybody can send unreadable messages, so only those with a name count.
-    let callers = recent_callers(facts).filter(|caller| !caller["name"].is_null()).filter(claims);
+    let callers = recent_callers(facts).filter(|caller| caller.name.is_some()).filter(claims);
     // The claimed identity is not proven.
     callers.map(|caller| refused_call(caller, Severity::Warning)).collect()
 }
 
 /// Refused messages without a name from where the peer is.
-pub(super) fn unnamed_callers(facts: &Value, peer: &Value) -> Vec<Finding> {
-    let endpoints: Vec<_> = list(&peer["endpoints"]).iter().map(|endpoint| ip(&text(&endpoint["endpoint"]))).collect();
-    let is_there = |caller: &&Value| caller["name"].is_null() && endpoints.contains(&ip(&text(&caller["from"])));
+pub(super) fn unnamed_callers(facts: &Facts, peer: &PeerFacts) -> Vec<Finding> {
+    let endpoints: Vec<_> = peer.endpoints.iter().map(|endpoint| ip(&endpoint.endpoint)).collect();
+    let is_there = |caller: &&Refusal| caller.name.is_none() && endpoints.contains(&ip(&caller.from));
     recent_callers(facts).filter(is_there).map(|caller| refused_call(caller, Severity::Error)).collect()
 }
 
-pub(super) fn recent_callers(facts: &Value) -> impl Iterator<Item = &Value> {
-    list(&facts["callers"]).iter().filter(|caller| is_recent(caller))
+pub(super) fn recent_callers(facts: &Facts) -> impl Iterator<Item = &Refusal> {
+    facts.callers.iter().filter(|caller| is_recent(caller.seconds_ago))
 }
 
-pub(super) fn refused_call(caller: &Value, severity: Severity) -> Finding {
-    let claimed = texts(&caller["addresses"]).join(" ");
-    let about = match caller["name"].as_str() {
-        Some(name) => format!("a caller that says it is {name} ({claimed})"),
-        None => format!("a caller at {}", text(&caller["from"])),
+pub(super) fn refused_call(caller: &Refusal, severity: Severity) -> Finding {
+    let about = match &caller.name {
+        Some(name) => format!("a caller that says it is {name} ({})", caller.addresses.join(" ")),
+        None => format!("a caller at {}", caller.from),
     };
     Finding { severity, ..refused(&about, caller) }
 }

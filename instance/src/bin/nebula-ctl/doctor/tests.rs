@@ -2,10 +2,32 @@
 
 mod evidence;
 
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::{Finding, Severity, document, examine, explain, is_bad, of_status, readable, state};
+use super::{Finding, Severity, document, is_bad, readable};
 use crate::print::{self, visible_values};
+
+/// The document of a daemon, as it is read.
+fn read<T: DeserializeOwned>(document: &Value) -> T {
+    serde_json::from_value(document.clone()).unwrap_or_else(|error| panic!("{error}: {document:#}"))
+}
+
+fn examine(facts: &Value) -> Vec<Finding> {
+    super::examine(&read(facts))
+}
+
+fn explain(facts: &Value) -> Vec<Finding> {
+    super::explain(&read(facts))
+}
+
+fn of_status(status: &Value) -> Vec<Finding> {
+    super::of_status(&read(status))
+}
+
+fn state(facts: &Value) -> String {
+    super::state(&read(facts))
+}
 
 /// A healthy host with one healthy peer.
 fn facts() -> Value {

@@ -1,34 +1,37 @@
 //! Explains dropped packets: which rule is nearest to allowing them, and what differs.
 
-use serde_json::Value;
+use nebula_instance::host::documents::{Drop, Facts};
 
-use super::{Finding, Severity, is_recent, list, text, texts};
+use super::{Finding, Severity, is_recent, known};
 
 /// Drops in the last minutes; if `peer` is given, only those of that peer.
-pub(super) fn findings(facts: &Value, peer: Option<&Value>) -> Vec<Finding> {
-    let of_peer =
-        |drop: &&Value| peer.is_none_or(|peer| peer["peer"] == drop["peer"] || peer["peer"] == drop["remote"]);
-    list(&facts["drops"]).iter().filter(|drop| is_recent(drop)).filter(of_peer).map(finding).collect()
+pub(super) fn findings(facts: &Facts, peer: Option<&str>) -> Vec<Finding> {
+    let of_peer = |drop: &&Drop| peer.is_none_or(|peer| drop.peer.as_deref() == Some(peer) || drop.remote == peer);
+    facts.drops.iter().filter(|drop| is_recent(drop.seconds_ago)).filter(of_peer).map(finding).collect()
 }
 
 /// What arrives here, a peer can send as it likes, and a rule is there to refuse it: only what this host itself sends
 /// is an error.
-fn finding(drop: &Value) -> Finding {
+fn finding(drop: &Drop) -> Finding {
     let found = of_reason(drop);
-    let severity = if drop["direction"] == "inbound" { Severity::Warning } else { found.severity };
+    let severity = if is_inbound(drop) { Severity::Warning } else { found.severity };
     Finding { severity, ..found }
 }
 
-fn of_reason(drop: &Value) -> Finding {
-    let inbound = drop["direction"] == "inbound";
-    let (local, remote) = (text(&drop["local"]), text(&drop["remote"]));
-    let about = match drop["peer_name"].as_str() {
+fn is_inbound(drop: &Drop) -> bool {
+    drop.direction == "inbound"
+}
+
+fn of_reason(drop: &Drop) -> Finding {
+    let inbound = is_inbound(drop);
+    let (local, remote) = (&drop.local, &drop.remote);
+    let about = match &drop.peer_name {
         Some(name) => format!("{} with {name} ({remote})", service(drop)),
         None => format!("{} with {remote}", service(drop)),
     };
-    let times = format!("{} sampled, {} s ago", text(&drop["times"]), text(&drop["seconds_ago"]));
+    let times = format!("{} sampled, {} s ago", drop.times, drop.seconds_ago);
     let way = if inbound { format!("from {remote} to {local}") } else { format!("from {local} to {remote}") };
-    match drop["reason"].as_str().unwrap_or_default() {
+    match drop.reason.as_str() {
         "no_rule" => {
             let list = if inbound { "firewall.inbound" } else { "firewall.outbound" };
             let cause = format!("no rule of {list} allows packets {way} ({times}){}", near(drop));
@@ -60,41 +63,35 @@ fn of_reason(drop: &Value) -> Finding {
 }
 
 /// Describes the nearest rule and its conditions.
-fn near(drop: &Value) -> String {
-    let near = &drop["nearest"];
-    if near.is_null() {
-        return ", and there is no rule at all".to_owned();
-    }
-    let groups = texts(&drop["peer_groups"]);
+fn near(drop: &Drop) -> String {
+    let Some(near) = &drop.nearest else { return ", and there is no rule at all".to_owned() };
+    let groups = drop.peer_groups.as_deref().unwrap_or_default();
     let groups = if groups.is_empty() { "no groups".to_owned() } else { format!("the groups {}", groups.join(", ")) };
-    let differs = texts(&near["differs"]).into_iter().map(|aspect| match aspect.as_str() {
-        "peer" => format!("the peer is {} with {groups}", text(&drop["peer_name"])),
-        "port" => format!("the port is {}", text(&drop["port"])),
+    let differs = near.differs.iter().map(|aspect| match aspect.as_str() {
+        "peer" => format!("the peer is {} with {groups}", known(&drop.peer_name)),
+        "port" => format!("the port is {}", drop.port),
         "protocol" => format!("the protocol is {}", protocol(drop)),
         "ca" => "the peer's CA is another one".to_owned(),
-        _ if text(&near["text"]).contains("local_cidr: ") => format!("its local_cidr does not have {}", text(&drop["local"])),
+        _ if near.text.contains("local_cidr: ") => format!("its local_cidr does not have {}", drop.local),
         _ => format!(
             "it is for this host's own addresses only, and {} is behind it: the rule needs a local_cidr with that address, or any",
-            text(&drop["local"])
+            drop.local
         ),
     });
     let differs: Vec<_> = differs.collect();
-    format!("; nearest is #{} {}, but {}", text(&near["index"]), text(&near["text"]), differs.join(", and "))
+    format!("; nearest is #{} {}, but {}", near.index, near.text, differs.join(", and "))
 }
 
-fn service(drop: &Value) -> String {
-    match drop["port"].as_u64() {
-        Some(port) if port > 0 => format!("{} port {port}", protocol(drop)),
-        _ => protocol(drop),
-    }
+fn service(drop: &Drop) -> String {
+    if drop.port > 0 { format!("{} port {}", protocol(drop), drop.port) } else { protocol(drop) }
 }
 
-fn protocol(drop: &Value) -> String {
-    match drop["protocol"].as_u64() {
-        Some(1) => "icmp".to_owned(),
-        Some(6) => "tcp".to_owned(),
-        Some(17) => "udp".to_owned(),
-        Some(58) => "icmpv6".to_owned(),
-        other => format!("protocol {}", other.unwrap_or(0)),
+fn protocol(drop: &Drop) -> String {
+    match drop.protocol {
+        1 => "icmp".to_owned(),
+        6 => "tcp".to_owned(),
+        17 => "udp".to_owned(),
+        58 => "icmpv6".to_owned(),
+        other => format!("protocol {other}"),
     }
 }

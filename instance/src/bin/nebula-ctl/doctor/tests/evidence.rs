@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::super::{examine, explain, is_bad, readable};
-use super::{drop, facts, host, lost, peer, refusal, unheard, with};
+use super::super::{is_bad, readable};
+use super::{drop, examine, explain, facts, host, lost, peer, refusal, unheard, with};
 
 /// Each kind of evidence beside those that mostly follow from it, as the faults of a network leave them behind.
 #[test]
