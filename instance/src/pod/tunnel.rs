@@ -214,7 +214,7 @@ impl Clock {
 }
 
 /// The methods that the loop calls are not inlined: what they have on the stack would be in the frame that the loop waits
-/// with, five pages of private memory for each pod.
+/// with, pages of private memory for each pod.
 impl PodTunnel {
     fn run(&mut self, events: &mut EventQueue) -> Result<(), Error> {
         let mut gone_since = None;

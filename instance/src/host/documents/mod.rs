@@ -8,6 +8,8 @@ mod facts;
 mod known;
 mod peer;
 mod status;
+#[cfg(test)]
+mod tests;
 mod trace;
 mod tunnel;
 

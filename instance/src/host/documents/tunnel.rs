@@ -94,7 +94,7 @@ pub struct Level {
 pub struct Gateways {
     pub gateways: Vec<Gateway>,
     /// Flows that stay where they moved while their own gateway was dead.
-    pub moved_flows: u64,
+    pub moved_flows: usize,
 }
 
 /// A gateway of a route.
