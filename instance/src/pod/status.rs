@@ -7,13 +7,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nebula_cert::Identity;
-use nebula_cni_plugin::instance_status::InstanceState;
+use nebula_cni_plugin::instance_status::{
+    self, Certificate, ClusterTable, DroppedPacket, FollowedSettings, InstanceState, LostPeer, RefusedCaller,
+    TableState, Trouble, Tunnel,
+};
 use nebula_cni_plugin::launch::{Flow, LaunchSpec};
 use nebula_core::TunnelStatus;
 use nebula_core::counters::Direction;
 use nebula_core::diagnosis::Diagnosis;
 use nebula_core::io::Handle;
-use serde_json::{Value, json};
 
 use crate::overlay::cause;
 use crate::pod::capture::TableReport;
@@ -55,21 +57,6 @@ pub struct Status {
     pub table: Option<TableReport>,
     /// The settings of the tunnel that are in force.
     pub settings: FollowedSettings,
-}
-
-/// Which settings of the launch contract the instance follows.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct FollowedSettings {
-    /// [`nebula_cni_plugin::launch::contract_hash`] of the contract that they are from.
-    pub contract: String,
-    /// How often the instance was told to read its contract again.
-    pub reloads: u64,
-    /// MTU of the device that belongs to them.
-    pub device_mtu: u32,
-    /// Why those that came last are not in force.
-    pub refused: Option<String>,
-    /// Keys of Nebula's configuration whose change takes effect at the next start.
-    pub at_the_next_start: Vec<&'static str>,
 }
 
 /// Status shared with the threads that answer clients.
@@ -141,7 +128,7 @@ impl Status {
 /// The state at one moment, taken without holding up the owner.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
-    fixed: Value,
+    fixed: instance_status::Status,
     open: bool,
     reason: String,
     seconds_left: Option<i64>,
@@ -192,30 +179,22 @@ impl Snapshot {
     }
 
     /// The status document.
-    pub(crate) fn document(mut self) -> Value {
-        self.fixed["tunnels"] = self
-            .tunnels
-            .iter()
-            .take(MAX_TUNNELS)
-            .map(|tunnel| {
-                json!({
-                    "peer": tunnel.peer,
-                    "name": tunnel.name,
-                    "endpoint": tunnel.endpoint.map(|endpoint| endpoint.to_string()),
-                    "handshake_ms": tunnel.handshake.map(|took| took.as_secs_f64() * 1000.0),
-                    "primary": tunnel.primary,
-                })
-            })
-            .collect();
-        if let Some((now, diagnosis)) = &self.diagnosis {
-            self.fixed["trouble"] = trouble(*now, diagnosis);
+    pub(crate) fn document(self) -> instance_status::Status {
+        let tunnel = |tunnel: &TunnelStatus| Tunnel {
+            peer: tunnel.peer.iter().map(ToString::to_string).collect(),
+            name: tunnel.name.clone(),
+            endpoint: tunnel.endpoint.map(|endpoint| endpoint.to_string()),
+            handshake_ms: tunnel.handshake.map(|took| took.as_secs_f64() * 1000.0),
+            primary: tunnel.primary,
+        };
+        instance_status::Status {
+            pid: i32::try_from(std::process::id()).ok(),
+            tunnels: self.tunnels.iter().take(MAX_TUNNELS).map(tunnel).collect(),
+            trouble: self.diagnosis.as_ref().map(|(now, diagnosis)| trouble(*now, diagnosis)),
+            table: self.table.as_ref().map(|table| cluster_table(table, self.table_age)),
+            counters: self.counters.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect(),
+            ..self.fixed
         }
-        if let Some(table) = &self.table {
-            self.fixed["table"] = table_part(table, self.table_age);
-        }
-        self.fixed["counters"] = json!(self.counters);
-        self.fixed["pid"] = std::process::id().into();
-        self.fixed
     }
 
     /// Whether the pod is connected to its overlay, and if not, why.
@@ -280,54 +259,44 @@ impl Snapshot {
     }
 }
 
-/// What went wrong lately: peers that were called in vain, callers that were refused, packets that were dropped.
-fn trouble(now: Instant, diagnosis: &Diagnosis) -> Value {
+fn trouble(now: Instant, diagnosis: &Diagnosis) -> Trouble {
     let ago = |at: Instant| now.saturating_duration_since(at).as_secs();
-    json!({
-        "lost_peers": diagnosis.attempts.iter().map(|attempt| json!({
-            "peer": attempt.peer,
-            "cause": cause::of(attempt),
-            "seconds_ago": ago(attempt.last),
-        })).collect::<Value>(),
-        "refused_callers": diagnosis.callers.iter().map(|caller| json!({
-            "from": caller.from.to_string(),
-            "reason": caller.reason.name(),
-            "text": caller.text,
-            "seconds_ago": ago(caller.at),
-        })).collect::<Value>(),
-        "dropped": diagnosis.drops.iter().map(|dropped| json!({
-            "direction": if dropped.direction == Direction::Inbound { "inbound" } else { "outbound" },
-            "reason": dropped.reason.name(),
-            "protocol": dropped.flow.protocol,
-            "local": SocketAddr::new(dropped.flow.local, dropped.flow.local_port).to_string(),
-            "remote": SocketAddr::new(dropped.flow.remote, dropped.flow.remote_port).to_string(),
-            "nearest_rule": dropped.nearest.as_ref().map(|near| near.rule),
-            "seconds_ago": ago(dropped.last),
-        })).collect::<Value>(),
-    })
+    let lost = diagnosis.attempts.iter().map(|attempt| LostPeer {
+        peer: attempt.peer.to_string(),
+        cause: cause::of(attempt),
+        seconds_ago: ago(attempt.last),
+    });
+    let refused = diagnosis.callers.iter().map(|caller| RefusedCaller {
+        from: caller.from.to_string(),
+        reason: caller.reason.name().to_owned(),
+        text: caller.text.clone(),
+        seconds_ago: ago(caller.at),
+    });
+    let dropped = diagnosis.drops.iter().map(|dropped| DroppedPacket {
+        direction: if dropped.direction == Direction::Inbound { "inbound" } else { "outbound" }.to_owned(),
+        reason: dropped.reason.name().to_owned(),
+        protocol: dropped.flow.protocol,
+        local: SocketAddr::new(dropped.flow.local, dropped.flow.local_port).to_string(),
+        remote: SocketAddr::new(dropped.flow.remote, dropped.flow.remote_port).to_string(),
+        nearest_rule: dropped.nearest.as_ref().map(|near| near.rule),
+        seconds_ago: ago(dropped.last),
+    });
+    Trouble { lost_peers: lost.collect(), refused_callers: refused.collect(), dropped: dropped.collect() }
 }
 
-/// The cluster table: `used`, `kept` (it cannot be replaced by the one that was written last) or `missing`.
-fn table_part(table: &TableReport, age: Option<u64>) -> Value {
+fn cluster_table(table: &TableReport, age_seconds: Option<u64>) -> ClusterTable {
     let [pods, clear, services, endpoints] = table.counts;
     let state = match (table.version, &table.problem) {
-        (Some(_), None) => "used",
-        (Some(_), Some(_)) => "kept",
-        (None, _) => "missing",
+        (Some(_), None) => TableState::Used,
+        (Some(_), Some(_)) => TableState::Kept,
+        (None, _) => TableState::Missing,
     };
-    json!({
-        "state": state,
-        "version": table.version,
-        "age_seconds": age,
-        "pods": pods,
-        "clear": clear,
-        "services": services,
-        "endpoints": endpoints,
-        "problem": table.problem,
-    })
+    let (version, problem) = (table.version, table.problem.clone());
+    ClusterTable { state, version, age_seconds, pods, clear, services, endpoints, problem }
 }
 
-fn fixed_part(status: &Status) -> Value {
+/// What the owner of the tunnel knows.
+fn fixed_part(status: &Status) -> instance_status::Status {
     let certificate = status.identity.as_ref().map(Identity::primary);
     let state = match (status.is_open(), status.closed) {
         (true, _) if status.provisional => InstanceState::Provisional,
@@ -335,34 +304,29 @@ fn fixed_part(status: &Status) -> Value {
         (false, Some(_)) => InstanceState::Closed,
         (false, None) => InstanceState::Waiting,
     };
-    json!({
-        "pod": status.pod,
-        "uid": status.uid,
-        "device": status.device,
-        "overlay": certificate.map(|c| c.networks().iter().map(ToString::to_string).collect::<Vec<_>>()).unwrap_or_default(),
-        "groups": certificate.map(|c| c.groups().to_vec()).unwrap_or_default(),
-        "certificate": certificate.map(|c| json!({
-            "name": c.name(),
-            "fingerprint": c.fingerprint().to_string(),
-            "not_before": c.not_before(),
-            "not_after": c.not_after(),
-            "issuer": c.issuer().map(|issuer| issuer.to_string()),
-        })),
-        "state": state,
-        "closed": status.closed,
-        "last_error": status.last_error,
-        "denied": status.is_denied,
-        "own_token": status.shows_own_token,
-        "init_overdue": status.init_is_overdue,
-        "port": status.port,
-        "settings": {
-            "contract": status.settings.contract,
-            "reloads": status.settings.reloads,
-            "device_mtu": status.settings.device_mtu,
-            "refused": status.settings.refused,
-            "at_the_next_start": status.settings.at_the_next_start,
-        },
-    })
+    instance_status::Status {
+        pod: status.pod.clone(),
+        uid: Some(status.uid.clone()),
+        device: status.device.clone(),
+        overlay: certificate.map(|c| c.networks().iter().map(ToString::to_string).collect()).unwrap_or_default(),
+        groups: certificate.map(|c| c.groups().to_vec()).unwrap_or_default(),
+        certificate: certificate.map(|c| Certificate {
+            name: c.name().to_owned(),
+            fingerprint: c.fingerprint().to_string(),
+            not_before: c.not_before(),
+            not_after: c.not_after(),
+            issuer: c.issuer().map(|issuer| issuer.to_string()),
+        }),
+        state,
+        closed: status.closed.map(str::to_owned),
+        last_error: status.last_error.clone(),
+        denied: status.is_denied,
+        own_token: Some(status.shows_own_token),
+        init_overdue: status.init_is_overdue,
+        port: Some(status.port),
+        settings: Some(status.settings.clone()),
+        ..instance_status::Status::default()
+    }
 }
 
 const PREFIX: &str = "nebula_pod_";
@@ -391,7 +355,7 @@ pub(crate) mod tests {
         status.lock().unwrap().closed = Some("the certificate was revoked");
         let snapshot = Snapshot::take(&status, Duration::from_secs(100));
         assert_eq!(snapshot.health(), Err("the certificate was revoked: connection refused"));
-        assert_eq!(snapshot.document()["state"], "closed");
+        assert_eq!(snapshot.document().state, InstanceState::Closed);
     }
 
     #[test]
@@ -408,30 +372,30 @@ pub(crate) mod tests {
         };
         let told =
             trouble(now + Duration::from_secs(7), &Diagnosis { attempts: vec![attempt], ..Diagnosis::default() });
-        let lost = &told["lost_peers"][0];
-        assert_eq!((&lost["peer"], &lost["seconds_ago"]), (&"10.42.0.9".into(), &7.into()));
-        assert!(lost["cause"].as_str().is_some_and(|cause| cause.contains("no lighthouse knows it")), "{told}");
+        let [lost] = &told.lost_peers[..] else { panic!("{told:?}") };
+        assert_eq!((lost.peer.as_str(), lost.seconds_ago), ("10.42.0.9", 7));
+        assert!(lost.cause.contains("no lighthouse knows it"), "{told:?}");
     }
 
     #[test]
     fn a_captured_pod_tells_which_table_it_uses_and_that_there_is_none() {
         let status = waiting();
         let at = Duration::from_secs(100);
-        assert_eq!(Snapshot::take(&status, at).document()["table"], Value::Null);
+        assert_eq!(Snapshot::take(&status, at).document().table, None);
         let table = |version: Option<u64>, problem: Option<&str>| {
             let problem = problem.map(str::to_owned);
             let written = version.map(|_| Duration::from_secs(60));
             status.lock().unwrap().table = Some(TableReport { version, written, counts: [1, 2, 3, 4], problem });
             let snapshot = Snapshot::take(&status, at);
-            (snapshot.metrics(), snapshot.document()["table"].clone())
+            (snapshot.metrics(), snapshot.document().table.unwrap())
         };
         let (metrics, told) = table(Some(7), None);
         assert!(metrics.contains("nebula_pod_cluster_table_age_seconds 40\n"), "{metrics}");
-        assert_eq!((&told["state"], &told["version"], &told["services"]), (&"used".into(), &7.into(), &3.into()));
-        assert_eq!(table(Some(7), Some("it is truncated")).1["state"], "kept");
+        assert_eq!((told.state, told.version, told.services), (TableState::Used, Some(7), 3));
+        assert_eq!(table(Some(7), Some("it is truncated")).1.state, TableState::Kept);
         let (metrics, told) = table(None, Some("no such file"));
         assert!(metrics.contains("nebula_pod_cluster_table 0\n") && !metrics.contains("table_age"), "{metrics}");
-        assert_eq!((&told["state"], &told["problem"]), (&"missing".into(), &"no such file".into()));
+        assert_eq!((told.state, told.problem.as_deref()), (TableState::Missing, Some("no such file")));
     }
 
     #[test]

@@ -97,12 +97,17 @@ impl Drop for StatusSocket {
     }
 }
 
+fn document(snapshot: Snapshot) -> String {
+    // Writing it into memory cannot fail: its keys are texts.
+    serde_json::to_string(&snapshot.document()).unwrap_or_default()
+}
+
 fn answer(stream: &UnixStream, status: &Shared) -> std::io::Result<()> {
     let snapshot = || Snapshot::take(status, since_epoch());
     let received = http::read_request(stream, READ_TIMEOUT, MAX_HEAD_BYTES)?;
     let request = match received {
         Received::Silence => {
-            let document = snapshot().document().to_string();
+            let document = document(snapshot());
             return DeadlineStream::new(stream, WRITE_TIMEOUT).write_all(document.as_bytes());
         }
         Received::Complete(request) | Received::Incomplete(Some(request)) => Some(request),
@@ -110,7 +115,7 @@ fn answer(stream: &UnixStream, status: &Shared) -> std::io::Result<()> {
     };
     let path = request.filter(|request| request.method == "GET").map(|request| request.path);
     let (status, content_type, body) = match path.as_deref() {
-        Some("/") => ("200 OK", "application/json", snapshot().document().to_string()),
+        Some("/") => ("200 OK", "application/json", document(snapshot())),
         Some("/metrics") => ("200 OK", "text/plain; version=0.0.4; charset=utf-8", snapshot().metrics()),
         Some("/healthz") => match snapshot().health() {
             Ok(()) => ("200 OK", TEXT_TYPE, "ok\n".to_owned()),

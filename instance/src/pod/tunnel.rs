@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use ipnet::IpNet;
 use nebula_cert::issuance::{Lighthouses, MAX_WAIT_SECONDS};
 use nebula_cert::{Certificate, UnixTime};
+use nebula_cni_plugin::instance_status::FollowedSettings;
 use nebula_cni_plugin::launch::{Flow, LaunchSpec, Mode, Underlay};
 use rustix::thread::CapabilitySet;
 
@@ -37,7 +38,7 @@ use crate::pod::isolation;
 use crate::pod::kept::Kept;
 use crate::pod::launch_file::{Launch, OpenLaunch};
 use crate::pod::lighthouses::Configured;
-use crate::pod::status::{FollowedSettings, Shared, Status};
+use crate::pod::status::{Shared, Status};
 use crate::pod::status_socket::StatusSocket;
 use crate::pod::underlay;
 
@@ -132,7 +133,7 @@ fn start(
     let path = DataPath::new(place, &spec, &settings, sockets, capture.as_ref().map(Capture::directory))?;
     let mut status = Status::new(&spec, port);
     status.settings.contract = contract.read()?.1;
-    status.settings.device_mtu = settings.tun.device_mtu();
+    status.settings.device_mtu = Some(settings.tun.device_mtu());
     status.table = capture.as_ref().map(Capture::report);
     let status = Arc::new(Mutex::new(status));
     let clients = StatusSocket::open(in_room(&spec.status_socket), Arc::clone(&status))
@@ -520,7 +521,8 @@ impl PodTunnel {
         // This process may no longer change routes.
         at_the_next_start.extend((started_with.tun.routes != self.settings.tun.routes).then_some("tun.routes"));
         tracing::info!(contract = hash, ?at_the_next_start, "The settings of the tunnel have been changed");
-        let device_mtu = self.settings.tun.device_mtu();
+        let device_mtu = Some(self.settings.tun.device_mtu());
+        let at_the_next_start = at_the_next_start.into_iter().map(str::to_owned).collect();
         self.update(|status| {
             let reloads = status.settings.reloads + 1;
             status.settings =

@@ -1,0 +1,147 @@
+//! Parts of the status document.
+
+use serde::{Deserialize, Serialize};
+
+/// The certificate in use.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Certificate {
+    /// Name of the pod in the overlay.
+    pub name: String,
+    /// SHA-256, in hexadecimal digits.
+    pub fingerprint: String,
+    /// Since when it is valid, in seconds since 1970.
+    pub not_before: i64,
+    /// When it expires, in seconds since 1970.
+    pub not_after: i64,
+    /// Fingerprint of the CA.
+    pub issuer: Option<String>,
+}
+
+/// A tunnel with a peer.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Tunnel {
+    /// Overlay addresses.
+    pub peer: Vec<String>,
+    /// Name in the peer's certificate.
+    pub name: String,
+    /// Absent if it is only reached through a relay.
+    pub endpoint: Option<String>,
+    /// How long the handshake took, if this instance began it.
+    pub handshake_ms: Option<f64>,
+    /// Whether it is the one that is used, of those with the peer.
+    pub primary: bool,
+}
+
+/// The settings of the tunnel that the instance follows.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FollowedSettings {
+    /// [`crate::launch::contract_hash`] of the contract that they are from.
+    pub contract: String,
+    /// How often it was told to read its contract again.
+    pub reloads: u64,
+    /// MTU of the device that belongs to them.
+    pub device_mtu: Option<u32>,
+    /// Why those that came last are not in force.
+    pub refused: Option<String>,
+    /// Keys of Nebula's configuration whose change takes effect at the next start.
+    pub at_the_next_start: Vec<String>,
+}
+
+/// The cluster table of a captured pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ClusterTable {
+    /// Whether there is one.
+    pub state: TableState,
+    /// Version of the table in use.
+    pub version: Option<u64>,
+    /// Since it was written.
+    pub age_seconds: Option<u64>,
+    /// Number of enrolled pods.
+    pub pods: u32,
+    /// Number of addresses that are known not to be enrolled.
+    pub clear: u32,
+    /// Number of ports of Services.
+    pub services: u32,
+    /// Number of their endpoints.
+    pub endpoints: u32,
+    /// Why the file that is there is not used.
+    pub problem: Option<String>,
+}
+
+/// Whether an instance has a cluster table.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TableState {
+    /// The one that was written last.
+    Used,
+    /// One from before, for the one that was written last cannot be used.
+    Kept,
+    /// None, so captured traffic is dropped.
+    Missing,
+    /// A word that this release does not know, or none.
+    #[default]
+    #[serde(other)]
+    Unknown,
+}
+
+/// What went wrong lately.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Trouble {
+    /// Peers that were called in vain.
+    pub lost_peers: Vec<LostPeer>,
+    /// Callers that this instance refused.
+    pub refused_callers: Vec<RefusedCaller>,
+    /// The last packets that were dropped, sampled.
+    pub dropped: Vec<DroppedPacket>,
+}
+
+/// A peer that was called in vain.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LostPeer {
+    /// Overlay address.
+    pub peer: String,
+    /// Why it does not answer, as far as it is known.
+    pub cause: String,
+    /// Since the last call.
+    pub seconds_ago: u64,
+}
+
+/// A caller that this instance refused.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RefusedCaller {
+    /// Its endpoint.
+    pub from: String,
+    /// Why, as one word.
+    pub reason: String,
+    /// Why, in words.
+    pub text: String,
+    /// Since then.
+    pub seconds_ago: u64,
+}
+
+/// A packet that was dropped.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DroppedPacket {
+    /// `inbound` or `outbound`.
+    pub direction: String,
+    /// Why, as one word.
+    pub reason: String,
+    /// Number of the protocol.
+    pub protocol: u8,
+    /// `ADDRESS:PORT` of this end.
+    pub local: String,
+    /// `ADDRESS:PORT` of the other end.
+    pub remote: String,
+    /// Number of the rule that is nearest to allowing it.
+    pub nearest_rule: Option<usize>,
+    /// Since then.
+    pub seconds_ago: u64,
+}
