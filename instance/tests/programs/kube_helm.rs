@@ -36,6 +36,7 @@ impl<'a> Helm<'a> {
         );
         let copied = Command::new("sh").args(["-ec", &script]).output().expect("sh runs");
         assert!(copied.status.success(), "{}", text(&copied));
+        assert!(root.join("target/helm").is_dir(), "`.ci/chart/check helm` installs the packages of Helm");
         Self { town, chart }
     }
 

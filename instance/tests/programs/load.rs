@@ -6,8 +6,10 @@
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
 use crate::runtime::Runtime;
+use crate::service_manager::{PLACE, Systemd};
 use crate::world;
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -61,6 +63,40 @@ fn a_pod_starts_in_time_and_many_cost_little() {
     // On an idle machine all stay within their limits (LATENCY_SLACK=1).
     assert!(quantile(&private, 0.5) <= MEMORY_KIB, "private memory: {private:?} KiB");
     assert!(late.is_empty(), "{late:?} took more than {slack} times as long as the bars allow");
+}
+
+/// Units of systemd beside processes of the plugin's own, turn by turn, so that both meet the same machine.
+#[test]
+#[ignore = "needs root, network namespaces, systemd, D-Bus and a release build; prints figures"]
+fn a_pod_starts_in_time_under_systemd_too() {
+    let mut cluster = Cluster::below(Path::new(PLACE));
+    let mut node = cluster.node("n1", "1.0.0");
+    let systemd = Systemd::start_in(&Path::new("/run/netns").join(cluster.world.namespace_of("n1")));
+    node.bus = Some(systemd.bus());
+    let _memory = keep_records_in_memory(&node);
+    let pods: Vec<String> = (0..number("LATENCY_PODS", 30) / 3).map(|n| format!("p{n}")).collect();
+    for pod in &pods {
+        cluster.world.namespace(pod);
+    }
+    let supervisors = ["direct", "systemd"];
+    for supervisor in supervisors.repeat(2) {
+        node.conf["plugins"][1]["supervisor"] = supervisor.into();
+        for verb in ["add", "del"] {
+            for pod in &pods {
+                node.chain_ok(&cluster.world, verb, pod);
+            }
+        }
+    }
+    let add = times(&node, "ADD");
+    let slack = number("LATENCY_SLACK", 2) as f64;
+    println!("| ADD of {} pods, ms | p50 | p99 | bar |\n| --- | ---: | ---: | ---: |", add.len() / 2);
+    for (nth, supervisor) in supervisors.into_iter().enumerate() {
+        let turns = add.chunks(pods.len()).skip(nth).step_by(2);
+        let times: Vec<f64> = turns.flatten().copied().collect();
+        let p50 = quantile(&times, 0.5);
+        println!("| {supervisor} | {p50:.1} | {:.1} | 60 |", quantile(&times, 0.99));
+        assert!(p50 <= 60.0 * slack, "{supervisor}: {p50} ms");
+    }
 }
 
 /// `STORM_PODS` (120) at once: with twenty seconds for each, a node with two processors would not start all of them.
