@@ -285,6 +285,15 @@ pub enum Event {
         /// Whether it is an address of this node, and the other host was refused.
         is_own: bool,
     },
+    /// A lighthouse says that another host has an address of this node. At most once a minute.
+    AddressElsewhere {
+        /// The overlay address.
+        address: IpAddr,
+        /// Certificate name of the lighthouse.
+        lighthouse: String,
+        /// Where the other host is.
+        at: Option<SocketAddr>,
+    },
     /// A lighthouse, or a host of which this node is the lighthouse, named endpoints to which nobody should be sent:
     /// loopback or link-local ones, or such as no host has. At most once a minute.
     EndpointsRefused {

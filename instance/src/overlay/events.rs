@@ -54,7 +54,7 @@ fn admits(event: &Event) -> bool {
         Event::HandshakeSent { peer, is_repeat: false, .. } => ("Handshake message sent", of(&[*peer], None)),
         Event::HandshakeTimedOut { peer, .. } => ("Handshake timed out", of(&[*peer], None)),
         Event::Roamed { peer, .. } => ("Host roamed to new udp ip/port.", of(peer, None)),
-        Event::AddressConflict { address, .. } => {
+        Event::AddressConflict { address, .. } | Event::AddressElsewhere { address, .. } => {
             return log::admits(Level::WARN, "Two hosts have one overlay address", &of(&[*address], None));
         }
         Event::Gateway { address, before, state, .. } if before.takes_flows() != state.takes_flows() => {
@@ -145,6 +145,10 @@ fn log_one(event: &Event) {
         Event::AddressConflict { address, names: [first, other], at, is_own } => {
             tracing::warn!(vpnAddrs = ?list(&[*address]), certName = first, otherName = other, otherAddr = %at, own = is_own,
                 "Two hosts have one overlay address, or one was given another name");
+        }
+        Event::AddressElsewhere { address, lighthouse, at } => {
+            tracing::warn!(vpnAddrs = ?list(&[*address]), certName = lighthouse, otherAddr = at.map(tracing::field::display),
+                "Two hosts have one overlay address: the lighthouse knows another host with an address of this one");
         }
         Event::Roamed { peer, endpoint } => {
             tracing::info!(vpnAddrs = ?list(peer), newAddr = %endpoint, "Host roamed to new udp ip/port.");

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use nebula_cert::Fingerprint;
 
-use super::{Attempt, Diagnosis, Double, Dropped, Refusal, RelayRefused, SendFailure, Tried, Unheard};
+use super::{Attempt, Diagnosis, Double, Dropped, Elsewhere, Refusal, RelayRefused, SendFailure, Tried, Unheard};
 use crate::counters::{Direction, DropReason};
 use crate::wire::ip::FlowKey;
 
@@ -23,6 +23,8 @@ pub(crate) struct Journal {
     sends: Recent<SocketAddr, SendFailure>,
     drops: Recent<DropKey, Dropped>,
     doubles: Recent<IpAddr, Double>,
+    /// By lighthouse and own address.
+    elsewhere: Recent<(IpAddr, IpAddr), Elsewhere>,
     relays: Recent<(IpAddr, IpAddr), RelayRefused>,
     clock_step: Option<(Instant, i64)>,
 }
@@ -202,6 +204,21 @@ impl Journal {
         }
     }
 
+    /// A lighthouse says that another host has the own address `own`. Returns whether that is news.
+    pub(crate) fn address_elsewhere(
+        &mut self,
+        now: Instant,
+        lighthouse: IpAddr,
+        own: IpAddr,
+        endpoints: &[SocketAddr],
+    ) -> bool {
+        let is_known = self.elsewhere.get(&(lighthouse, own)).is_some_and(|known| now < known.last + CONFLICT_PAUSE);
+        let endpoints = endpoints.iter().take(MAX_ENDPOINTS).copied().collect();
+        let told = Elsewhere { address: own, lighthouse, endpoints, last: now };
+        self.elsewhere.entry(now, (lighthouse, own), MAX_ELSEWHERE, || told.clone()).clone_from(&told);
+        !is_known
+    }
+
     /// A request for a relay was refused.
     pub(crate) fn relay_refused(&mut self, refused: RelayRefused) {
         let key = (refused.from, refused.to);
@@ -232,6 +249,7 @@ impl Journal {
                 .filter(|double| double.turns > 0 || double.names.len() > 1)
                 .cloned()
                 .collect(),
+            elsewhere: self.elsewhere.values().cloned().collect(),
             relays: self.relays.values().copied().collect(),
             clock_step: self.clock_step,
             clocks: Vec::new(),
@@ -339,6 +357,9 @@ const MAX_SENDS: usize = 32;
 const MAX_DROPS: usize = 32;
 const MAX_DOUBLES: usize = 16;
 const MAX_CERTIFICATES: usize = 3;
+const MAX_ELSEWHERE: usize = 8;
+/// Lighthouses say it with each report, most often every ten seconds.
+const CONFLICT_PAUSE: Duration = Duration::from_secs(60);
 const MAX_RELAYS: usize = 16;
 
 #[cfg(test)]

@@ -32,6 +32,8 @@ pub struct Diagnosis {
     pub drops: Vec<Dropped>,
     /// Overlay addresses that several certificates used in turns, or with different names.
     pub doubles: Vec<Double>,
+    /// Addresses of this node that another host has as well, by what lighthouses say.
+    pub elsewhere: Vec<Elsewhere>,
     /// Requests for a relay that this node refused.
     pub relays: Vec<RelayRefused>,
     /// When the wall clock was last set, and by how many milliseconds (negative: back).
@@ -176,6 +178,19 @@ pub struct Double {
     /// How often one returned after another.
     pub turns: u32,
     /// When it last happened.
+    pub last: Instant,
+}
+
+/// An overlay address of this node that another host has as well.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Elsewhere {
+    /// The address.
+    pub address: IpAddr,
+    /// The lighthouse that says so.
+    pub lighthouse: IpAddr,
+    /// Where the other host is.
+    pub endpoints: Vec<SocketAddr>,
+    /// When it was last said.
     pub last: Instant,
 }
 

@@ -1,6 +1,6 @@
 //! One handshake: Noise IX, certificate, indexes. It has no clock and no socket; everything it needs is passed in.
 
-use nebula_cert::{CaPool, Certificate, Identity, UnixTime, VerifiedCertificate, Version};
+use nebula_cert::{CaPool, Certificate, Curve, Identity, UnixTime, VerifiedCertificate, Version};
 use snow::HandshakeState;
 use zeroize::Zeroizing;
 
@@ -38,6 +38,9 @@ pub(crate) enum Error {
     /// The peer's certificate claims an address of this node: the handshake is over.
     #[error("payload is invalid: the certificate has an address of this node")]
     OwnAddress(Box<Claimed>),
+    /// The message is one of the other curve.
+    #[error("the certificate is for another curve")]
+    OtherCurve(Box<Claimed>),
     /// This node cannot take part (no certificate of a usable version).
     #[error("no own certificate of a usable version")]
     NoCertificate,
@@ -55,6 +58,7 @@ impl Error {
         let (reason, claimed) = match self {
             Self::Certificate(source, claimed) => (RefusalReason::from(&source), claimed),
             Self::OwnAddress(claimed) => (RefusalReason::OwnAddress, Some(claimed)),
+            Self::OtherCurve(claimed) => (RefusalReason::OtherCurve, Some(claimed)),
             Self::Noise(_) => (RefusalReason::Unreadable, None),
             Self::Payload(_) | Self::NoCertificate => (RefusalReason::Malformed, None),
         };
@@ -188,11 +192,16 @@ pub(super) fn respond_with(
 ) -> Result<(Negotiated, Vec<u8>), Error> {
     let body = message_body(datagram, 0, 1)?;
     let mut noise = noise::handshake(own.identity, own.cipher, ephemeral, false)?;
-    let payload = read_message(&mut noise, body)?;
-    let payload = HandshakePayload::parse(&payload)?;
-    let remote_index = nonzero(payload.initiator_index)?;
+    // Read by another curve, keys and payload begin elsewhere, and nothing in them makes sense.
+    let unread = |error: Error| caller_of_other_curve(own.identity.curve(), body).map_or(error, Error::OtherCurve);
+    let payload = read_message(&mut noise, body).map_err(unread)?;
+    let payload = HandshakePayload::parse(&payload).map_err(|error| unread(error.into()))?;
+    let remote_index = nonzero(payload.initiator_index).map_err(unread)?;
     let answers_long_tests = names_version(&payload);
-    let peer = verify_peer(&noise, own.identity, payload, trust, at)?;
+    let peer = verify_peer(&noise, own.identity, payload, trust, at).map_err(|error| match error {
+        Error::Payload(_) | Error::Certificate(_, None) => unread(error),
+        other => other,
+    })?;
     let own_version = match own.identity.certificate(peer.version()) {
         Some(same) => same.version(),
         None => own.default_version,
@@ -216,6 +225,19 @@ pub(super) fn respond_with(
         answers_long_tests,
     };
     Ok((completed, answer))
+}
+
+/// Who says that it sent this message 1, if it is one of the curve that is not `own`. Nothing in message 1 is encrypted.
+fn caller_of_other_curve(own: Curve, body: &[u8]) -> Option<Box<Claimed>> {
+    let other = match own {
+        Curve::Curve25519 => Curve::P256,
+        Curve::P256 => Curve::Curve25519,
+    };
+    let key_len = noise::public_key_len(other);
+    let (key, payload) = (body.get(key_len..2 * key_len)?, body.get(2 * key_len..)?);
+    let payload = HandshakePayload::parse(payload).ok()?;
+    let certificate = Certificate::from_handshake(version_of(&payload).ok()?, other, key, payload.certificate).ok()?;
+    (certificate.curve() == other).then(|| Box::new(Claimed::new(&certificate, payload.time)))
 }
 
 /// Whether the peer names the version of its certificate, as Go Nebula does since 1.10.
@@ -268,6 +290,14 @@ fn nonzero(index: u32) -> Result<RemoteIndex, Error> {
     if index == 0 { Err(Error::Payload("the peer's index is missing")) } else { Ok(RemoteIndex(index)) }
 }
 
+fn version_of(payload: &HandshakePayload<'_>) -> Result<Version, Error> {
+    match payload.certificate_version {
+        0 | 1 => Ok(Version::V1),
+        2 => Ok(Version::V2),
+        _ => Err(Error::Payload("unknown certificate version")),
+    }
+}
+
 /// Rebuilds the peer's certificate around the key it proved to hold, and checks both.
 fn verify_peer(
     noise: &HandshakeState,
@@ -276,11 +306,7 @@ fn verify_peer(
     trust: &impl Verifier,
     at: UnixTime,
 ) -> Result<VerifiedCertificate, Error> {
-    let version = match payload.certificate_version {
-        0 | 1 => Version::V1,
-        2 => Version::V2,
-        _ => return Err(Error::Payload("unknown certificate version")),
-    };
+    let version = version_of(&payload)?;
     if payload.certificate.is_empty() {
         return Err(Error::Payload("the certificate is missing"));
     }

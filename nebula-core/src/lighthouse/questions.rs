@@ -30,6 +30,11 @@ impl Questions {
         self.asked.insert(subject, Question { at: now, answers: BTreeMap::new(), heard });
     }
 
+    /// Whether there is a query about `subject`.
+    pub(crate) fn is_asked(&self, subject: IpAddr) -> bool {
+        self.asked.contains_key(&subject)
+    }
+
     /// Stores a lighthouse's answer if there is a query for it.
     pub(crate) fn answer(&mut self, subject: IpAddr, lighthouse: IpAddr, answer: impl FnOnce() -> KnownEndpoints) {
         let question = self.asked.get_mut(&subject);

@@ -15,7 +15,7 @@ use crate::diagnosis::{Diagnosis, PeerClock};
 use crate::firewall::{Explanation, Rule};
 use crate::forward::{Capture, Route};
 use crate::index::{LocalIndex, RelayIndex, RemoteIndex};
-use crate::lighthouse::KnownEndpoints;
+use crate::lighthouse::{KnownEndpoints, Place};
 use crate::relay::{Entry, Kind, State};
 use crate::tunnel::{PathState, Tunnel};
 use crate::wire::ip::FlowKey;
@@ -108,7 +108,7 @@ pub enum RelayState {
 /// What is known about where a peer is.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Whereabouts {
-    /// Endpoints that would be tried, best first.
+    /// Endpoints that would be tried, best first; those that only an answer to the last query names come last.
     pub endpoints: Vec<SocketAddr>,
     /// Relays through which the peer can be reached.
     pub relays: Vec<IpAddr>,
@@ -333,16 +333,39 @@ impl Node {
     #[must_use]
     pub fn whereabouts(&self, peer: IpAddr) -> Whereabouts {
         let heard = self.lighthouses_heard();
+        let answers = self.lighthouse.answers(peer);
+        let mut relays = self.lighthouse.relays(peer);
+        relays.extend(answers.values().flat_map(|answer| &answer.relays));
         Whereabouts {
             heard: self.lighthouse.heard_since(peer, &heard),
             connected: heard.into_keys().collect(),
-            endpoints: self.config.endpoints_of(peer, &self.lighthouse),
-            relays: self.lighthouse.relays(peer).into_iter().collect(),
-            answers: self.lighthouse.answers(peer),
+            endpoints: self.endpoints_told(peer, &answers),
+            relays: relays.into_iter().collect(),
+            answers,
             lighthouses: if self.config.has_lighthouses() { self.config.lighthouse.hosts.clone() } else { Vec::new() },
             reported: self.server.report(peer),
             pending: self.pending.contains(peer),
         }
+    }
+
+    /// Where `peer` may be, best first; also after a handshake was given up, which forgets what lighthouses said, if the
+    /// operator asked them.
+    pub(super) fn endpoints_told(&self, peer: IpAddr, answers: &BTreeMap<IpAddr, KnownEndpoints>) -> Vec<SocketAddr> {
+        let mut endpoints = self.config.endpoints_of(peer, &self.lighthouse);
+        if self.config.keeps_to_relays(&[peer]) {
+            return endpoints;
+        }
+        for (lighthouse, answer) in answers {
+            let tunnel = self.forwarder.tunnels().by_address(*lighthouse);
+            let from = Place::of(tunnel.and_then(|tunnel| tunnel.endpoint()));
+            let told = self.config.endpoint_rules(&[peer]).screen(answer.reported.clone(), from).believed;
+            for endpoint in told {
+                if !endpoints.contains(&endpoint) && !self.lighthouse.is_refused(peer, endpoint) {
+                    endpoints.push(endpoint);
+                }
+            }
+        }
+        endpoints
     }
 
     /// The lighthouses that this node has a tunnel to, with the highest counter received from each.

@@ -41,7 +41,7 @@ impl Node {
     /// which shows that UDP passes in both directions; [`Node::diagnosis`] has the answers.
     pub fn probe(&mut self, now: Instant, peer: IpAddr) {
         self.now = now;
-        let mut endpoints = self.config.endpoints_of(peer, &self.lighthouse);
+        let mut endpoints = self.endpoints_told(peer, &self.lighthouse.answers(peer));
         endpoints.truncate(MAX_PROBED);
         // From where it calls in vain, UDP passes towards this node.
         if let Some(from) = self.journal.unheard_from(peer).filter(|from| !endpoints.contains(from)) {
@@ -106,11 +106,20 @@ impl Node {
             (MetaKind::HostQueryReply, Some(subject)) if from_lighthouse => {
                 self.handle_reply(now, tunnel, subject, message);
             }
+            (MetaKind::HostPunchNotification, Some(asker)) if from_lighthouse && self.config.is_own_address(asker) => {
+                // An operator of this host may have asked about the own address.
+                if !self.lighthouse.questions().is_asked(asker) {
+                    self.note_address_elsewhere(now, tunnel, asker, &message.endpoints);
+                }
+            }
             (MetaKind::HostPunchNotification, Some(asker)) if from_lighthouse => {
                 self.rendezvous(now).schedule_punches(tunnel, asker, message.endpoints);
             }
             (MetaKind::HostUpdateNotificationAck, _) if from_lighthouse => {
                 self.relays_offered(now, tunnel, &message.relays);
+                if let Some(own) = self.config.own_address(message.version).filter(|_| !message.endpoints.is_empty()) {
+                    self.note_address_elsewhere(now, tunnel, own, &message.endpoints);
+                }
             }
             (MetaKind::HostUpdateNotificationAck | MetaKind::Other(_), _) => {}
             _ => self.outbox.count_drop(DropReason::BadMessage),
@@ -142,6 +151,16 @@ impl Node {
         if new_relays {
             self.try_relays(now, subject);
             self.use_other_relays(now, subject);
+        }
+    }
+
+    /// A lighthouse says that another host has an address of this one, and where.
+    fn note_address_elsewhere(&mut self, now: Instant, lighthouse: &Tunnel, own: IpAddr, endpoints: &[SocketAddr]) {
+        let Some(&source) = lighthouse.peer_addresses.first() else { return };
+        if self.journal.address_elsewhere(now, source, own, endpoints) {
+            self.outbox.counters().add(Counter::AddressConflicts, 1);
+            let (lighthouse, at) = (lighthouse.peer.name().to_owned(), endpoints.first().copied());
+            self.outbox.event(Event::AddressElsewhere { address: own, lighthouse, at });
         }
     }
 
@@ -312,10 +331,26 @@ impl Rendezvous<'_> {
         let subject = host.first().copied().filter(|_| update.version == Version::V1);
         let mut ack = Meta::new(MetaKind::HostUpdateNotificationAck, update.version, subject);
         ack.relays = self.offer(tunnel);
+        ack.endpoints = self.later_holder(tunnel).into_iter().collect();
         self.send_meta(tunnel, &ack);
         for &address in host {
             self.tell_askers(address);
         }
+    }
+
+    /// As a lighthouse: where a host is that came with an address of `host` after it, and with another name. Whoever was
+    /// given another name does not report in its earlier tunnel any more.
+    fn later_holder(&self, host: &Tunnel) -> Option<SocketAddr> {
+        let tunnels = self.tunnels.of_peer(*host.peer_addresses.first()?);
+        if tunnels.len() < 2 {
+            return None;
+        }
+        let since = self.tunnels.get(host.local_index)?.since;
+        let others = tunnels.iter().filter_map(|index| self.tunnels.get(*index)).filter(|live| live.since > since);
+        let others = others.map(|live| &live.tunnel).filter(|other| {
+            other.endpoint() != host.endpoint() && !other.peer.name().eq_ignore_ascii_case(host.peer.name())
+        });
+        others.filter_map(|other| other.endpoint()).next_back()
     }
 
     /// As a lighthouse: the relays to offer to a host.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nebula_cert::Curve;
+use nebula_cert::{Curve, Version};
 use nebula_core::config::{Cipher, Gateway, SubnetRoute};
 use nebula_core::counters::Direction;
 use nebula_core::diagnosis::{Attempt, Diagnosis, RefusalReason};
@@ -256,26 +256,70 @@ fn packets_for_a_network_that_the_gateway_does_not_have_are_reported() {
 }
 
 #[test]
-fn a_caller_with_another_curve_is_recorded_as_unreadable() {
-    let mut net = SimNet::new(15);
+fn a_caller_with_another_curve_is_named_with_its_curve() {
+    for (own, other) in [(Curve::Curve25519, Curve::P256), (Curve::P256, Curve::Curve25519)] {
+        for version in [Version::V1, Version::V2] {
+            let mut net = SimNet::with_curve(15, own);
+            let b = net.add(HostSpec::new("b").versions(&[version]));
+            let mut others = SimNet::with_curve(16, other);
+            let c = others.add(HostSpec::new("c").versions(&[version]));
+            let (anybody, at_b) = ("10.42.0.9".parse().unwrap(), net.underlay(b));
+            others.control(c, |node, now| node.connect_at(now, anybody, at_b));
+            let call = others.flow().next_back().expect("a first message").datagram.clone();
+            net.inject("198.51.100.77:4242".parse().unwrap(), at_b, &call);
+            net.run_for(SECOND);
+            assert_eq!(
+                caller_at(&mut net, b),
+                (RefusalReason::OtherCurve, Some("c".to_owned())),
+                "{own:?} {version:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_message_that_makes_no_sense_by_either_curve_is_not_called_one_of_another_curve() {
+    let mut net = SimNet::new(20);
     let b = net.add(HostSpec::new("b"));
-    let mut other = SimNet::with_curve(16, Curve::P256);
-    let c = other.add(HostSpec::new("c"));
-    other.control(c, |node, now| {
-        node.connect_at(
-            now,
-            "10.42.0.9".parse().expect("an address"),
-            "198.51.100.1:4242".parse().expect("an endpoint"),
-        );
-    });
-    let call = other.flow().next_back().expect("a first message").datagram.clone();
-    net.inject("198.51.100.77:4242".parse().expect("an endpoint"), net.underlay(b), &call);
+    let header = [0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+    let (from, to) = ("198.51.100.77:4242".parse().unwrap(), net.underlay(b));
+    net.inject(from, to, &[&header[..], &[7; 300]].concat());
     net.run_for(SECOND);
-    let (reason, _) = caller_at(&mut net, b);
-    assert!(
-        matches!(reason, RefusalReason::Unreadable | RefusalReason::Malformed | RefusalReason::OtherCurve),
-        "{reason:?}"
-    );
+    let (reason, name) = caller_at(&mut net, b);
+    assert!(matches!(reason, RefusalReason::Unreadable | RefusalReason::Malformed) && name.is_none(), "{reason:?}");
+}
+
+#[test]
+fn what_lighthouses_say_about_a_peer_is_told_after_its_handshake_was_given_up() {
+    let mut net = SimNet::new(21);
+    let lighthouse = net.add(HostSpec::new("lighthouse").am_lighthouse());
+    let relay = net.add(HostSpec::new("relay").lighthouse(lighthouse).config(|config| config.relay.am_relay = true));
+    let at_relay = net.overlay(relay);
+    let b =
+        net.add(HostSpec::new("b").lighthouse(lighthouse).config(move |config| config.relay.relays = vec![at_relay]));
+    let [a, forced] = [false, true].map(|force| {
+        let spec = HostSpec::new(if force { "forced" } else { "a" }).lighthouse(lighthouse);
+        net.add(spec.config(move |config| config.relay.force = force))
+    });
+    net.run_for(SECOND);
+    let (peer, at_b) = (net.overlay(b), net.underlay(b));
+    for (host, endpoints) in [(a, vec![at_b]), (forced, vec![])] {
+        net.cut(host, b);
+        net.cut(host, relay);
+        net.control(host, |node, now| {
+            node.inquire(now, peer);
+            node.connect(now, peer);
+        });
+        net.run_for(3 * UNTIL_GIVEN_UP);
+        let told = net.control(host, |node, _| node.whereabouts(peer));
+        assert!(!told.pending && diagnosis(&mut net, host).attempts[0].given_up > 0, "{told:?}");
+        assert_eq!((told.relays, told.endpoints), (vec![at_relay], endpoints), "{}", net.diagram());
+        let sent = |net: &SimNet| net.flow().filter(|step| step.to == at_b).count();
+        let before = sent(&net);
+        net.control(host, |node, now| node.probe(now, peer));
+        net.run_for(SECOND / 100);
+        assert_eq!(sent(&net) > before, host == a, "its endpoint is probed");
+    }
 }
 
 #[test]
@@ -330,7 +374,7 @@ fn a_host_that_renews_its_certificate_is_not_two() {
     let mut net = SimNet::new(19);
     let [a, b] = net.nodes(["a", "b"]);
     net.ping(b, a).until_delivered();
-    let renewed = net.renewed_identity(b, &[nebula_cert::Version::V2]);
+    let renewed = net.renewed_identity(b, &[Version::V2]);
     net.move_to(b, "198.51.100.99:4242");
     net.edit_config(b, |config| config.identity = renewed);
     let at_a = net.overlay(a);

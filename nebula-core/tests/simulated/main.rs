@@ -16,6 +16,7 @@ mod determinism;
 mod diagnosis;
 mod diagram;
 mod direct_handshake;
+mod duplicate_addresses;
 mod early_data;
 mod endpoint_validation;
 mod firewall;

@@ -18,6 +18,8 @@ pub struct Facts {
     pub sends: Vec<SendFailure>,
     pub drops: Vec<Drop>,
     pub doubles: Vec<Double>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub own_elsewhere: Vec<Elsewhere>,
     pub same_names: Vec<SameName>,
     pub relays_refused: Vec<RefusedRelaying>,
     pub clocks: Vec<Clock>,
@@ -172,6 +174,18 @@ pub struct Double {
     pub names: Vec<String>,
     pub seconds_ago: u64,
     pub endpoints: Vec<String>,
+}
+
+/// An address of this host that another one has as well.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Elsewhere {
+    pub address: String,
+    /// Who says so.
+    pub lighthouse: String,
+    /// Where the other host is.
+    pub endpoints: Vec<String>,
+    pub seconds_ago: u64,
 }
 
 /// A peer whose name stands for another host.

@@ -15,8 +15,9 @@ mod tunnel;
 
 pub use certificate::{Certificate, Certificates, Details, Identity, Validity};
 pub use facts::{
-    Clock, ClockStep, Configuration, Double, Drop, Facts, GatewayFacts, Host, LighthouseFacts, Link, Mtu, NetworkRoute,
-    RefusedRelaying, RegisteredNames, ReplacedRoute, RoutedSubnet, SameName, SendFailure, TrustedCa, UnderlayPath,
+    Clock, ClockStep, Configuration, Double, Drop, Elsewhere, Facts, GatewayFacts, Host, LighthouseFacts, Link, Mtu,
+    NetworkRoute, RefusedRelaying, RegisteredNames, ReplacedRoute, RoutedSubnet, SameName, SendFailure, TrustedCa,
+    UnderlayPath,
 };
 pub use known::{Known, LighthouseAnswer, Reported};
 pub use peer::{

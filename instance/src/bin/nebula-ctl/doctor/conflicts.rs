@@ -1,6 +1,6 @@
 //! Two hosts that have one overlay address, or one name.
 
-use nebula_instance::host::documents::{Double, Facts, SameName};
+use nebula_instance::host::documents::{Double, Elsewhere, Facts, SameName};
 
 use super::{Finding, is_recent, known};
 
@@ -23,6 +23,19 @@ fn double(double: &Double) -> Finding {
     );
     let advice = format!("{advice} If it was one host with another name, all is well: this is said for ten minutes.");
     Finding::warning("duplicate_address", about, cause, &advice)
+}
+
+/// Addresses of this host that another one has as well, by what its lighthouses say.
+pub(super) fn own_addresses(facts: &Facts) -> Vec<Finding> {
+    facts.own_elsewhere.iter().filter(|told| is_recent(told.seconds_ago)).map(own_address).collect()
+}
+
+fn own_address(told: &Elsewhere) -> Finding {
+    let Elsewhere { address: about, lighthouse, endpoints: at, .. } = told;
+    let at = if at.is_empty() { String::new() } else { format!(", at {}", at.join(" and ")) };
+    let cause = format!("another host has this address of this host{at}: the lighthouse {lighthouse} knows both");
+    let advice = "Sign a new certificate with an address of its own for one of them. `nebula ctl doctor` on the lighthouse has both names.";
+    Finding::error("duplicate_address", about, cause, advice)
 }
 
 pub(super) fn same_names(facts: &Facts, peer: Option<&str>) -> Vec<Finding> {

@@ -76,6 +76,7 @@ pub(crate) fn examine(facts: &Facts) -> Vec<Finding> {
     findings.extend(peers::all_unheard(facts));
     findings.extend(refusals::callers(facts, None));
     findings.extend(conflicts::doubles(facts, None));
+    findings.extend(conflicts::own_addresses(facts));
     findings.extend(conflicts::same_names(facts, None));
     findings.extend(peers::unsafe_routes(facts));
     findings.extend(peers::relays_refused(facts));

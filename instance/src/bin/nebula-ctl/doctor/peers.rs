@@ -1,7 +1,10 @@
 //! Why a peer cannot be reached, or cannot reach this host.
 
-use nebula_instance::host::documents::{Endpoint, Facts, Found, LighthouseAnswer, PeerFacts, Probe, Tried, Unheard};
+use nebula_instance::host::documents::{
+    Endpoint, Facts, Found, LighthouseAnswer, PeerFacts, Probe, Refusal, Tried, Unheard,
+};
 
+use super::conflicts::own_addresses;
 use super::refusals::{recent_callers, refused, refused_call, unnamed_callers};
 use super::{Finding, Severity, is_recent, known};
 
@@ -12,7 +15,10 @@ pub(super) fn findings(facts: &Facts, peer: &PeerFacts, is_barred: bool) -> Vec<
     if peer.own_address {
         let cause = "it is an address of this host itself";
         let advice = "If it should be another host, both have the same address: sign a new certificate for one.";
-        return vec![Finding::error("peer_is_self", about, cause, advice)];
+        let mut found = refused_caller(facts, peer);
+        found.extend(own_addresses(facts).into_iter().filter(|it| it.about == *about));
+        found.push(Finding::error("peer_is_self", about, cause, advice));
+        return found;
     }
     if !peer.in_overlay && peer.gateways.is_empty() {
         let cause = format!(
@@ -42,10 +48,11 @@ pub(super) fn findings(facts: &Facts, peer: &PeerFacts, is_barred: bool) -> Vec<
 /// The cause of the silence. The strongest evidence comes first; what is weaker mostly follows from the same cause,
 /// and is not said as another one.
 fn cause(facts: &Facts, peer: &PeerFacts) -> Vec<Finding> {
-    let looks: [fn(&Facts, &PeerFacts) -> Vec<Finding>; 8] = [
+    let looks: [fn(&Facts, &PeerFacts) -> Vec<Finding>; 9] = [
         refused_answer,
         other_cipher,
         refused_caller,
+        own_address_at_an_endpoint,
         answers_not_taken,
         heard_at_an_endpoint,
         no_usable_endpoint,
@@ -98,6 +105,14 @@ fn refused_caller(facts: &Facts, peer: &PeerFacts) -> Vec<Finding> {
     callers.map(|caller| refused_call(caller, Severity::Error)).collect()
 }
 
+/// A host with an address of this one called from where the peer should be: it does not answer this host either.
+fn own_address_at_an_endpoint(facts: &Facts, peer: &PeerFacts) -> Vec<Finding> {
+    let is_there = |caller: &&Refusal| {
+        caller.reason == "own_address" && peer.endpoints.iter().any(|endpoint| endpoint.endpoint == caller.from)
+    };
+    recent_callers(facts).filter(is_there).map(|caller| refused_call(caller, Severity::Error)).collect()
+}
+
 /// The peer repeats its call although this host answers it and UDP passes.
 fn answers_not_taken(_: &Facts, peer: &PeerFacts) -> Vec<Finding> {
     let Some(unheard) = &peer.unheard else { return Vec::new() };
@@ -122,8 +137,8 @@ fn heard_at_an_endpoint(facts: &Facts, peer: &PeerFacts) -> Vec<Finding> {
             about,
             format!("a Nebula answers at {at}, and does not answer the handshake of this host"),
             "UDP passes in both directions, so the cause is there, and not known here. These are possible: it does not trust the CA of \
-             this host, blocks its certificate, finds it expired by its clock, has another curve, its remote_allow_list excludes this \
-             host, or it is not that peer. Its log and `nebula ctl doctor` there say which.",
+             this host, blocks its certificate, finds it expired by its clock, has another curve or the address of this host, its \
+             remote_allow_list excludes this host, or it is not that peer. Its log and `nebula ctl doctor` there say which.",
         )];
     }
     let other = endpoints_found(peer, Found::NebulaToOtherPort).next();

@@ -336,6 +336,10 @@ causes! {
         => "no_endpoint", ["static_host_map"];
     caller_that_is_refused: with(facts(), "/callers", json!([refusal("blocked", None)]))
         => "peer_blocked", ["a caller that says it is db (10.42.0.9)"];
+    another_host_that_reports_to_the_lighthouse_with_the_address_of_this_one:
+        with(facts(), "/own_elsewhere", json!([{"address": "10.42.0.7", "lighthouse": "10.42.0.1", "seconds_ago": 3,
+            "endpoints": ["192.0.2.8:1"]}]))
+        => "duplicate_address", ["10.42.0.7: another host has this address of this host, at 192.0.2.8:1", "lighthouse 10.42.0.1"];
     two_hosts_with_one_address:
         with(facts(), "/doubles", json!([{"peer": "10.42.0.9", "turns": 2, "names": [], "seconds_ago": 3,
             "endpoints": ["192.0.2.9:1", "192.0.2.8:1"]}]))

@@ -117,6 +117,7 @@ impl Sources<'_> {
             sends: diagnosis.sends.iter().map(|failure| traffic::send_failure(failure, clocks)).collect(),
             drops: diagnosis.drops.iter().map(|it| self.dropped(it, clocks, &tunnels)).collect(),
             doubles: diagnosis.doubles.iter().map(|double| traffic::double(double, clocks)).collect(),
+            own_elsewhere: diagnosis.elsewhere.iter().map(|told| traffic::elsewhere(told, clocks)).collect(),
             same_names: self.same_names(&tunnels),
             relays_refused: diagnosis.relays.iter().map(|refused| traffic::refused_relaying(refused, clocks)).collect(),
             clocks: diagnosis.clocks.iter().map(|clock| self.clock(clock)).collect(),

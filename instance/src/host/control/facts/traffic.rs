@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use nebula_core::TunnelStatus;
 use nebula_core::counters::Direction;
-use nebula_core::diagnosis::{Double, Dropped, PeerClock, RelayRefused, SendFailure};
+use nebula_core::diagnosis::{Double, Dropped, Elsewhere, PeerClock, RelayRefused, SendFailure};
 
 use super::{Clocks, MAX_PEERS, MAX_ROUTES, Sources, kernel_route, system_text, tunnel_with};
 use crate::host::control::answer::{direction, nearest, texts};
@@ -128,6 +128,15 @@ pub(super) fn double(double: &Double, clocks: Clocks) -> documents::Double {
         names: double.names.clone(),
         seconds_ago: clocks.ago(double.last),
         endpoints: texts(double.seen.iter().map(|(_, at)| *at)),
+    }
+}
+
+pub(super) fn elsewhere(told: &Elsewhere, clocks: Clocks) -> documents::Elsewhere {
+    documents::Elsewhere {
+        address: told.address.to_string(),
+        lighthouse: told.lighthouse.to_string(),
+        endpoints: texts(&told.endpoints),
+        seconds_ago: clocks.ago(told.last),
     }
 }
 
