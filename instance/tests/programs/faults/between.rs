@@ -117,11 +117,50 @@ pub(super) fn another_curve(peer: Peer) {
     let site = Site::new();
     let (ca, other) = (site.usual_ca(), site.ca("other", Curve::P256, ALWAYS));
     let left = Spec::new("left", L, &ca);
-    let at = std::net::SocketAddr::from(([127, 0, 0, 1], left.port));
-    let right = site.start(peer, &Spec::new("right", R, &other).more(calls(L, at)));
-    let left = site.start(Peer::Ours, &left.more(map(R, way(right.at, Way::Swallows))));
-    // Its message cannot be read, and so its curve is not known.
-    left.why(R, &["malformed_handshake"]);
+    let right = site.start(peer, &Spec::new("right", R, &other).more(calls(L, left.at())));
+    let left = site.start(Peer::Ours, &left.more(map(R, right.at)));
+    left.why(R, &["other_curve"]);
+    if peer == Peer::Ours {
+        right.why(L, &["other_curve", "all_lighthouses_unreachable"]);
+    }
+}
+
+/// Nobody calls the left host. Its lighthouse knows both.
+pub(super) fn host_that_came_with_the_address_of_this_one(peer: Peer) {
+    let site = Site::new();
+    let ca = site.usual_ca();
+    let lighthouse = Spec::new("lighthouse", X, &ca).more("lighthouse: {am_lighthouse: true}\n");
+    let lighthouse = site.start(Peer::Ours, &lighthouse);
+    let left = site.start(Peer::Ours, &Spec::new("left", L, &ca).more(calls(X, lighthouse.at)));
+    left.why(X, &[]);
+    let _right = site.start(peer, &Spec::new("right", L, &ca).more(calls(X, lighthouse.at)));
+    left.doctor(&["duplicate_address"]);
+    left.why(L, &["duplicate_address", "peer_is_self"]);
+    lighthouse.doctor(&["duplicate_address"]);
+}
+
+/// It refuses this host first, and calls it.
+pub(super) fn host_with_the_address_of_this_one_at_the_endpoint(peer: Peer) {
+    let site = Site::new();
+    let ca = site.usual_ca();
+    let left = Spec::new("left", L, &ca);
+    let right = site.start(peer, &Spec::new("right", L, &ca).more(calls(R, left.at())));
+    let left = site.start(Peer::Ours, &left.more(map(X, right.at)));
+    left.why(X, &["duplicate_address"]);
+    left.why(L, &["duplicate_address", "peer_is_self"]);
+}
+
+/// A relay is the only way to the peer, and does not relay.
+pub(super) fn relay_that_does_not_relay(peer: Peer) {
+    let site = Site::new();
+    let ca = site.usual_ca();
+    let lighthouse = Spec::new("lighthouse", X, &ca).more("lighthouse: {am_lighthouse: true}\n");
+    let lighthouse = site.start(Peer::Ours, &lighthouse);
+    let through = calls(X, lighthouse.at);
+    let _right = site.start(peer, &Spec::new("right", R, &ca).more(format!("{through}relay: {{relays: [{X}]}}\n")));
+    let left = site.start(Peer::Ours, &Spec::new("left", L, &ca).more(format!("{through}relay: {{force: true}}\n")));
+    left.why(R, &["relay_no_answer"]);
+    lighthouse.doctor(&["relay_refused"]);
 }
 
 pub(super) fn another_host_at_the_endpoint(peer: Peer) {

@@ -59,6 +59,11 @@ impl<'a> Spec<'a> {
         Self { name, certified: name, address, ca, trusts: &[], validity: ALWAYS, port, pki: String::new(), more }
     }
 
+    /// Where it will be.
+    pub(super) fn at(&self) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], self.port))
+    }
+
     pub(super) fn more(self, more: impl Into<String>) -> Self {
         Self { more: more.into(), ..self }
     }
@@ -128,8 +133,7 @@ impl Site {
         let mut command = Command::new(program.program());
         command.arg("-config").arg(&config).stdin(Stdio::null());
         let child = command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
-        let at = SocketAddr::from(([127, 0, 0, 1], spec.port));
-        Host { child, config, socket, fixed, fingerprint: certificate.fingerprint().to_string(), at }
+        Host { child, config, socket, fixed, fingerprint: certificate.fingerprint().to_string(), at: spec.at() }
     }
 }
 
