@@ -21,6 +21,7 @@ pub(super) fn answers_do_not_arrive(peer: Peer) {
     let ca = site.usual_ca();
     let left = site.start(Peer::Ours, &Spec::new("left", L, &ca));
     let _right = site.start(peer, &Spec::new("right", R, &ca).more(calls(L, way(left.at, Way::Forth))));
+    left.doctor(&["caller_repeats"]);
     left.why(R, &["answers_lost"]);
     left.why("right", &["answers_lost"]);
 }

@@ -51,6 +51,7 @@ const fn written(test: &'static str, because: &'static str) -> Shown {
 const ROWS: &[(&str, Shown)] = &[
     // Between two hosts.
     ("no_answer", LoopbackWithGo(between::nothing_comes_back)),
+    ("caller_repeats", LoopbackWithGo(between::answers_do_not_arrive)),
     ("answers_lost", LoopbackWithGo(between::answers_do_not_arrive)),
     ("port_closed", Loopback(between::nobody_listens)),
     ("port_blocked", LoopbackWithGo(between::port_does_not_pass)),
@@ -143,7 +144,7 @@ const ROWS: &[(&str, Shown)] = &[
 /// Codes that stand in the source: the first word of each finding, and of each pair of code and advice.
 fn codes_of_the_source() -> BTreeSet<String> {
     let mut codes = BTreeSet::new();
-    for file in ["conflicts", "host", "peers", "refusals", "traffic"] {
+    for file in ["callers", "conflicts", "host", "peers", "refusals", "traffic"] {
         let text = source(&format!("instance/src/bin/nebula-ctl/doctor/{file}.rs"));
         for opening in ["Finding::error(", "Finding::warning(", "=> (", "=> {\n            (", "refusal(", "unheard("] {
             codes.extend(text.split(opening).skip(1).filter_map(|rest| {

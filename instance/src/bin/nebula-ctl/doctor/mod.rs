@@ -1,5 +1,6 @@
 //! Draws conclusions from the daemon's facts: what is wrong, and how to fix it.
 
+mod callers;
 mod conflicts;
 mod host;
 mod peers;
@@ -73,7 +74,7 @@ pub(crate) fn examine(facts: &Facts) -> Vec<Finding> {
     for peer in &facts.peers {
         findings.extend(peers::findings(facts, peer, is_barred));
     }
-    findings.extend(peers::all_unheard(facts));
+    findings.extend(callers::all_unheard(facts));
     findings.extend(refusals::callers(facts, None));
     findings.extend(conflicts::doubles(facts, None));
     findings.extend(conflicts::own_addresses(facts));

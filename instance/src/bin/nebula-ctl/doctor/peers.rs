@@ -4,6 +4,7 @@ use nebula_instance::host::documents::{
     Endpoint, Facts, Found, LighthouseAnswer, PeerFacts, Probe, Refusal, Tried, Unheard,
 };
 
+use super::callers::{answers_lost, answers_not_taken};
 use super::conflicts::own_addresses;
 use super::refusals::{recent_callers, refused, refused_call, unnamed_callers};
 use super::{Finding, Severity, is_recent, known};
@@ -113,21 +114,6 @@ fn own_address_at_an_endpoint(facts: &Facts, peer: &PeerFacts) -> Vec<Finding> {
     recent_callers(facts).filter(is_there).map(|caller| refused_call(caller, Severity::Error)).collect()
 }
 
-/// The peer repeats its call although this host answers it and UDP passes.
-fn answers_not_taken(_: &Facts, peer: &PeerFacts) -> Vec<Finding> {
-    let Some(unheard) = &peer.unheard else { return Vec::new() };
-    if unheard.udp_passes != Some(true) && endpoints_found(peer, Found::Nebula).next().is_none() {
-        return Vec::new();
-    }
-    let from = &unheard.from;
-    let cause = format!(
-        "it calls from {from} and does not take the answers of this host, although UDP passes in both directions"
-    );
-    let advice = "Its `cipher` is another one (see both configurations), or its lighthouse.remote_allow_list excludes this host: \
-                  `nebula ctl doctor` there says which.";
-    vec![Finding::error("answers_not_taken", &peer.peer, cause, advice)]
-}
-
 /// A Nebula was heard at an endpoint of the peer, if not the handshake of the peer.
 fn heard_at_an_endpoint(facts: &Facts, peer: &PeerFacts) -> Vec<Finding> {
     let about = &peer.peer;
@@ -155,7 +141,7 @@ fn heard_at_an_endpoint(facts: &Facts, peer: &PeerFacts) -> Vec<Finding> {
 }
 
 /// Endpoints whose probe had this result.
-fn endpoints_found(peer: &PeerFacts, found: Found) -> impl Iterator<Item = &str> {
+pub(super) fn endpoints_found(peer: &PeerFacts, found: Found) -> impl Iterator<Item = &str> {
     let has = move |probe: &Probe| probe.found == found;
     let endpoints = peer.endpoints.iter().filter(move |endpoint| endpoint.probe.as_ref().is_some_and(has));
     endpoints.map(|endpoint| endpoint.endpoint.as_str())
@@ -177,32 +163,6 @@ fn unusable_endpoints(peer: &PeerFacts) -> Vec<(&str, Finding)> {
         Some((at, why?))
     });
     unusable.collect()
-}
-
-/// The peer repeats its call although this host answers it.
-fn answers_lost(_: &Facts, peer: &PeerFacts) -> Vec<Finding> {
-    peer.unheard.iter().map(|caller| unheard(&peer.peer, caller, Severity::Error)).collect()
-}
-
-fn unheard(about: &str, caller: &Unheard, severity: Severity) -> Finding {
-    let Unheard { from, repeats, .. } = caller;
-    let cause =
-        format!("it calls from {from}, and the answers of this host do not reach it ({repeats} calls repeated)");
-    let advice = "UDP passes only in the direction to this host: allow it to leave here (`nft list ruleset`, cloud security group), and to \
-                  arrive there. If `nebula ctl why` there names another `cipher`, it is that.";
-    Finding { severity, ..Finding::error("answers_lost", about, cause, advice) }
-}
-
-/// Hosts that repeat their calls although this host answers.
-pub(super) fn all_unheard(facts: &Facts) -> Vec<Finding> {
-    let is_told = |caller: &Unheard| facts.peers.iter().any(|peer| peer.peer == caller.peer);
-    let others = facts.unheard.iter().filter(|caller| !is_told(caller));
-    others
-        .map(|caller| {
-            let about = format!("a caller that says it is {} ({})", caller.name, caller.peer);
-            unheard(&about, caller, Severity::Warning)
-        })
-        .collect()
 }
 
 fn send_error(about: &str, at: &str, errno: &str) -> Finding {

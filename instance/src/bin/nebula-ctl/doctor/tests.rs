@@ -48,7 +48,7 @@ fn facts() -> Value {
             "names": {"domain": "nebula.internal", "server": "10.42.0.7:53", "told": "systemd-resolved", "error": null},
             "clock_step": null,
         },
-        "peers": [], "callers": [], "unheard": [], "sends": [], "drops": [], "doubles": [], "same_names": [], "missing_listeners": [], "at_next_start": [], "full_flow_table": null, "relays_refused": [],
+        "peers": [], "callers": [], "unheard": [], "sends": [], "drops": [], "doubles": [], "own_elsewhere": [], "same_names": [], "missing_listeners": [], "at_next_start": [], "full_flow_table": null, "relays_refused": [],
         "clocks": [{"peer": "10.42.0.1", "ahead_ms": 300, "lighthouse": true}],
         "unsafe_routes": [], "paths": [], "enrolment": null,
         "configuration": {"refused": [], "remarks": [], "last_reload": null},
@@ -108,7 +108,8 @@ fn behind_gateway(rule: &str) -> Value {
 }
 
 fn unheard() -> Value {
-    json!({"peer": "10.42.0.9", "name": "db", "from": "192.0.2.9:4242", "repeats": 7, "seconds_ago": 2})
+    json!({"peer": "10.42.0.9", "name": "db", "from": "192.0.2.9:4242", "repeats": 7, "seconds_ago": 2,
+        "udp_passes": false})
 }
 
 /// Asserts that there is exactly one finding with this code, and that its text has all of `words`.
@@ -287,7 +288,9 @@ causes! {
         => "no_answer", ["9 messages sent", "UDP is blocked"];
     calls_whose_answers_do_not_arrive: lost("/unheard", unheard()) => "answers_lost", ["192.0.2.9:4242", "only in the direction"];
     a_stranger_whose_answers_do_not_arrive: with(facts(), "/unheard", json!([unheard()]))
-        => "answers_lost", ["a caller that says it is db (10.42.0.9)"];
+        => "caller_repeats", ["a caller that says it is db (10.42.0.9)", "nebula ctl why 10.42.0.9"];
+    calls_to_which_no_probe_went: with(lost("/unheard", unheard()), "/peers/0/unheard/udp_passes", json!(null))
+        => "caller_repeats", ["again and again", "nebula ctl why 10.42.0.9"];
     answers_that_arrive_and_are_not_taken:
         with(lost("/unheard", unheard()), "/peers/0/endpoints/0/probe", json!({"found": "nebula"}))
         => "answers_not_taken", ["`cipher`", "remote_allow_list"];

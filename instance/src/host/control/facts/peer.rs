@@ -1,11 +1,12 @@
 //! What is known about one peer, and about who calls.
 
 use std::net::{IpAddr, SocketAddr};
+use std::time::Instant;
 
 use ipnet::IpNet;
 use nebula_core::RelayState;
 use nebula_core::TunnelStatus;
-use nebula_core::diagnosis::{Attempt, Diagnosis, Refusal, Tried, Unheard};
+use nebula_core::diagnosis::{Attempt, Diagnosis, Refusal, Unheard};
 
 use super::{Clocks, Found, Sources, kernel_route, system_text, tunnel_with, validity};
 use crate::host::control::answer::{self, texts};
@@ -28,8 +29,10 @@ impl Sources<'_> {
         let gateways = settings.tun.routes.subnets.iter().filter(|subnet| subnet.route.network.contains(&peer));
         let gateways = gateways.flat_map(|subnet| &subnet.route.gateways).map(|it| it.address);
         let attempt = diagnosis.attempts.iter().find(|attempt| attempt.peer == peer);
-        let is_heard = |tried: &&Tried| tried.heard.is_some_and(|heard| clocks.ago(heard) <= PROBE_SECONDS);
-        let heard: Vec<_> = attempt.iter().flat_map(|it| &it.tried).filter(is_heard).map(|it| it.endpoint).collect();
+        let is_recent = |at: Option<Instant>| at.is_some_and(|at| clocks.ago(at) <= PROBE_SECONDS);
+        let tried = || attempt.iter().flat_map(|it| &it.tried);
+        let heard: Vec<_> = tried().filter(|it| is_recent(it.heard)).map(|it| it.endpoint).collect();
+        let is_probed = |at: SocketAddr| tried().any(|it| it.endpoint == at && is_recent(it.probed));
         let endpoints = known.endpoints.iter().map(|endpoint| {
             let found = probes.iter().find(|(to, _)| to == endpoint).map(|(_, found)| probe(found));
             let nebula = Probe { found: documents::Found::Nebula, ..Probe::default() };
@@ -54,7 +57,7 @@ impl Sources<'_> {
             endpoints: endpoints.collect(),
             known: answer::known(peer, &known),
             unheard: caller.and_then(|caller| {
-                let udp_passes = Some(heard.contains(&caller.from));
+                let udp_passes = is_probed(caller.from).then(|| heard.contains(&caller.from));
                 Some(documents::Unheard { udp_passes, ..unheard(caller, clocks)? })
             }),
             relay_states: relays.collect(),
