@@ -59,14 +59,21 @@ impl Node {
     }
 }
 
+/// What to do if the listener cannot be opened.
+fn advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => "does another agent run on this node? \"listen\" in agent.json changes it",
+        io::ErrorKind::AddrNotAvailable => "\"listen\" in agent.json changes it",
+        _ => "socket, bind, listen, setsockopt and ioctl must be allowed",
+    }
+}
+
 /// Why the agent cannot work.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
-    /// The listener's address is taken.
-    #[error(
-        "cannot listen on {address}: {source}; does another agent run on this node? \"listen\" in agent.json changes it"
-    )]
+    /// There is no listener; mostly because its address is taken.
+    #[error("cannot listen on {address}: {source}; {}", advice(source))]
     Listen {
         /// Which address.
         address: std::net::SocketAddr,

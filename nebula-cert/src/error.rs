@@ -383,7 +383,7 @@ pub enum Error {
     #[error("private key is damaged: its two halves do not belong together")]
     KeyHalves,
     /// The system provides no random bytes.
-    #[error("the system has no randomness for a new key: {0}")]
+    #[error("the system has no randomness for a new key: getrandom: {0}")]
     NoRandomness(String),
     /// The passphrase is wrong or the file is damaged; the two cannot be told apart.
     #[error("invalid passphrase or corrupt private key")]

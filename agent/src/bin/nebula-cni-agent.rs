@@ -293,7 +293,14 @@ fn in_root(root: &Path, program: &[OsString]) -> Result<ExitCode, Box<dyn Error>
 }
 
 fn runtime() -> io::Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build()
+    let failed = |what: &'static str| move |error: io::Error| io::Error::new(error.kind(), format!("{what}: {error}"));
+    // Without one for blocking work, the runtime panics later.
+    let thread = thread::Builder::new().spawn(|| ());
+    let thread =
+        thread.map_err(failed("cannot start a thread (clone3(2) must be allowed, or answered with ENOSYS)"))?;
+    let _ = thread.join();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(failed("cannot wait for events (epoll and eventfd must be allowed)"))
 }
 
 /// Where the chart mounts the node's root.

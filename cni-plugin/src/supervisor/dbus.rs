@@ -55,7 +55,8 @@ pub(super) struct Message {
 impl Connection {
     /// Connects, authenticates and sends `Hello`.
     pub(super) fn open(clock: &dyn Clock, deadline: Deadline) -> Result<Self, Error> {
-        let mut stream = UnixStream::connect(address())?;
+        let stream = UnixStream::connect(address());
+        let mut stream = stream.map_err(|e| io::Error::new(e.kind(), format!("AF_UNIX socket: {e}")))?;
         set_patience(&stream, deadline.left(clock))?;
         // The bus learns our user id from the kernel; the text only repeats it.
         let uid: String = nix::unistd::geteuid().to_string().bytes().map(|byte| format!("{byte:02x}")).collect();

@@ -44,7 +44,7 @@ pub fn run(arguments: &[OsString]) -> Result<(), String> {
     if let Err(e) = fs::write("/proc/self/oom_score_adj", super::OOM_SCORE_ADJUST.to_string()) {
         eprintln!("keeps the runtime's place in the order in which the kernel ends processes: {e}");
     }
-    limit_log().map_err(|e| format!("cannot limit the log: {}", e.desc()))?;
+    limit_log().map_err(|e| format!("cannot limit the log: setrlimit(RLIMIT_FSIZE): {}", e.desc()))?;
     for group in groups.as_bytes().split(|byte| *byte == b':').filter(|group| !group.is_empty()) {
         let group = Path::new(OsStr::from_bytes(group));
         // Version 1 has `tasks`, which moves a single thread without taking the lock shared by all threads on the

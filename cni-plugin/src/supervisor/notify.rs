@@ -50,7 +50,9 @@ impl NotifySocket {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             _ => {}
         }
-        Ok(Self { socket: UnixDatagram::bind(path)?, path: path.to_owned() })
+        let socket = UnixDatagram::bind(path);
+        let socket = socket.map_err(|e| io::Error::new(e.kind(), format!("AF_UNIX socket {}: {e}", path.display())))?;
+        Ok(Self { socket, path: path.to_owned() })
     }
 
     /// Returns the socket for use as the standard input of another process; reads time out after `patience`.

@@ -101,12 +101,13 @@ fn undo(files: &Files, host: &Host<'_>, reported: &dyn Fn() -> Vec<IpAddr>, rule
         let failed = |e| Error::new(code::IO, format!("{name}: cannot remove unreachable routes of the overlay: {e}"));
         outcomes.push(end_refusals(files, record, host).map_err(failed));
     }
-    let failed = |e| Error::new(code::IO, format!("{name}: cannot remove the rules of the pod's link: {e}"));
     if rules == Rules::Removed {
+        let failed = |what: &str, e| Error::new(code::IO, format!("{name}: cannot {what} (netlink, nf_tables): {e}"));
         let has_guard = removed.as_deref().map(|record| record.guard.is_some());
-        outcomes.push(if_needed(host.guards.remove(&files.guard_tables()), has_guard).map_err(failed));
-        let failed = |e| Error::new(code::IO, format!("{name}: cannot end the capture of the pod's traffic: {e}"));
-        outcomes.push(end_capture(files, removed.as_deref(), lost, host).map_err(failed));
+        let rules_removed = if_needed(host.guards.remove(&files.guard_tables()), has_guard);
+        outcomes.push(rules_removed.map_err(|e| failed("remove the rules of the pod's link", e)));
+        let ended = end_capture(files, removed.as_deref(), lost, host);
+        outcomes.push(ended.map_err(|e| failed("end the capture of the pod's traffic", e)));
     }
     outcomes.into_iter().collect::<Result<(), Error>>()?;
     kinds.iter().for_each(|kind| host.supervisor(*kind).clean_up(files, host.clock));
@@ -156,9 +157,12 @@ fn end_capture(files: &Files, record: Option<&Record>, lost: Vec<IpAddr>, host: 
 /// Undoing needs no more than doing did: what the record does not name was never made. `recorded` is `None` without a
 /// record; then nobody has made what this process may not even look for.
 fn if_needed(removed: io::Result<()>, recorded: Option<bool>) -> io::Result<()> {
+    use io::ErrorKind::{PermissionDenied, Unsupported};
+
     match (removed, recorded) {
         (Err(_), Some(false)) => Ok(()),
-        (Err(error), None) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+        // A filter of system calls answers with either.
+        (Err(error), None) if matches!(error.kind(), PermissionDenied | Unsupported) => Ok(()),
         (removed, _) => removed,
     }
 }
@@ -330,7 +334,7 @@ mod tests {
 
     #[test]
     fn rules_that_cannot_be_looked_for_are_an_error_only_where_there_may_be_some() {
-        use io::ErrorKind::{OutOfMemory, PermissionDenied};
+        use io::ErrorKind::{OutOfMemory, PermissionDenied, Unsupported};
 
         let guard = r#", "guard": {"table": "t", "link": "v", "index": 7, "mac": [2,0,0,0,0,7], "node_mac": null,
             "is_shared": false, "own": [], "neighbours": [], "allowed": {"dns": [], "probes": [], "ranges": []}, "tunnel": null}"#;
@@ -339,7 +343,9 @@ mod tests {
             (Some(guard), OutOfMemory, true),
             (Some(""), PermissionDenied, false),
             (Some(""), OutOfMemory, false),
+            (Some(guard), Unsupported, true),
             (None, PermissionDenied, false),
+            (None, Unsupported, false),
             (None, OutOfMemory, true),
         ] {
             let dir = tempfile::tempdir().unwrap();

@@ -19,6 +19,7 @@ use nix::sys::resource::{Resource, setrlimit};
 use rustix::thread::{CapabilitySet, Gid, Uid};
 
 use crate::linux::capabilities;
+use crate::linux::errno;
 use crate::linux::system_calls;
 use crate::linux::system_calls::Filter;
 
@@ -27,8 +28,8 @@ use crate::linux::system_calls::Filter;
 /// # Errors
 /// Returns an error if the kernel refuses.
 pub fn hide_memory() -> io::Result<()> {
-    setrlimit(Resource::RLIMIT_CORE, 0, 0)?;
-    Ok(prctl::set_dumpable(false)?)
+    setrlimit(Resource::RLIMIT_CORE, 0, 0).map_err(|error| errno::of_call("setrlimit(RLIMIT_CORE)", error))?;
+    prctl::set_dumpable(false).map_err(|error| errno::of_call("prctl(PR_SET_DUMPABLE)", error))
 }
 
 /// What the threads of an instance may do once it is set up.

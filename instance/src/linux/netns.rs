@@ -57,7 +57,7 @@ pub enum Error {
     #[error("cannot confine a thread in the network namespace")]
     Confine(#[source] std::io::Error),
     /// No thread could be started.
-    #[error("cannot start a thread")]
+    #[error("cannot start a thread (clone3(2) must be allowed, or answered with ENOSYS)")]
     Thread(#[source] std::io::Error),
     /// The work panicked.
     #[error("work in a network namespace failed unexpectedly")]

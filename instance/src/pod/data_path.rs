@@ -337,7 +337,7 @@ pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<
 }
 
 fn thread_failed(error: io::Error) -> Error {
-    Error::set_up_io("cannot start a thread", error)
+    Error::set_up_io("cannot start a thread (clone3(2) must be allowed, or answered with ENOSYS)", error)
 }
 
 fn link_failed(error: link::Error) -> Error {

@@ -12,6 +12,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
 
 use crate::ca_client::{self, TrustAnswer};
+use crate::linux::errno;
 use crate::linux::folder_watch::FolderWatch;
 use crate::linux::rtnetlink::LinkWatch;
 use crate::linux::signals::{Arrived, Signal, Signals};
@@ -62,7 +63,7 @@ impl EventQueue {
         clients: StatusSocket,
     ) -> io::Result<(Self, EventSender)> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_SEMAPHORE;
-        let waiting = Arc::new(EventFd::from_flags(flags)?);
+        let waiting = Arc::new(EventFd::from_flags(flags).map_err(|error| errno::of_call("eventfd", error))?);
         let (sender, events) = channel();
         let out = EventSender { sender, waiting: Arc::clone(&waiting) };
         let (signals, links) = (Arrived::of(signals)?, Some(links));

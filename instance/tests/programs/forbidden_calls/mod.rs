@@ -1,4 +1,4 @@
-//! The daemon under filters of system calls, as container runtimes and service managers install them: each kind of call
+//! The programs under filters of system calls, as container runtimes and service managers install them: each kind of call
 //! in turn is answered as if the kernel did not have it (ENOSYS) or as if it were forbidden (EPERM).
 
 #![allow(
@@ -7,6 +7,10 @@
     reason = "a test ends at the first surprise, on a real clock"
 )]
 #![allow(unsafe_code, reason = "a filter is installed between fork and exec")]
+
+mod agent;
+mod ca;
+mod pods;
 
 use crate::loopback;
 
@@ -85,11 +89,8 @@ fn filter(calls: &[Call], errno: i32) -> BpfProgram {
     SeccompFilter::new(rules, SeccompAction::Allow, error, architecture).unwrap().try_into().unwrap()
 }
 
-/// Starts the daemon under a filter, in the network namespace of the calling thread.
-fn start(config: &Path, log: &Path, program: BpfProgram) -> Child {
-    let output = std::fs::File::create(log).unwrap();
-    let mut command = Command::new(ours());
-    command.arg("-config").arg(config).stdin(Stdio::null()).stdout(output.try_clone().unwrap()).stderr(output);
+/// Starts the program under a filter.
+fn spawn(command: &mut Command, program: BpfProgram) -> Child {
     // SAFETY: two system calls and no memory from the heap.
     unsafe {
         command.pre_exec(move || seccompiler::apply_filter(&program).map_err(|_| nix::errno::Errno::EINVAL.into()))
@@ -97,14 +98,73 @@ fn start(config: &Path, log: &Path, program: BpfProgram) -> Child {
     command.spawn().unwrap()
 }
 
+/// Each kind of calls with each answer, and the word by which an error names it.
+fn rounds() -> impl Iterator<Item = (&'static str, i32, BpfProgram)> {
+    KINDS.iter().flat_map(|(word, calls)| [libc::ENOSYS, libc::EPERM].map(|errno| (*word, errno, filter(calls, errno))))
+}
+
+fn heading(word: &str, errno: i32) -> String {
+    format!("== {word} answered with {:?}: ", nix::errno::Errno::from_raw(errno))
+}
+
+/// What a text says that is never the cause.
+fn misleads(said: &str) -> Option<&'static str> {
+    ["panicked", "removed by somebody else", "this is a bug"].into_iter().find(|text| said.contains(text))
+}
+
+/// Starts the daemon under a filter, in the network namespace of the calling thread.
+fn start(config: &Path, log: &Path, program: BpfProgram) -> Child {
+    spawn(logged(&ours(), log).arg("-config").arg(config), program)
+}
+
+/// Ends a program. Returns its exit code; `None` if a signal had to end it.
+fn end(child: &mut Child) -> Option<i32> {
+    let _ = kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM);
+    let until = Instant::now() + Duration::from_secs(5);
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > until {
+            let _ = child.kill();
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    child.wait().unwrap().code()
+}
+
+/// Waits until this is so, and no longer than the program runs.
+fn comes_true(child: &mut Child, mut is_so: impl FnMut() -> bool) -> bool {
+    let until = Instant::now() + Duration::from_secs(15);
+    while !is_so() {
+        if child.try_wait().unwrap().is_some() || Instant::now() > until {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    true
+}
+
+/// Starts a program without IPv6 in its kernel. Returns whether it opens these ports in IPv4, and its exit code at the end.
+fn serves_without_v6(command: &mut Command, ports: &[u16]) -> (bool, Option<i32>) {
+    let v6: Call = (libc::SYS_socket, &[(0, libc::AF_INET6)]);
+    let mut child = spawn(command, filter(&[v6], libc::EAFNOSUPPORT));
+    let is_open = |port: &u16| TcpStream::connect(("127.0.0.1", *port)).is_ok();
+    let opens = comes_true(&mut child, || ports.iter().all(is_open));
+    (opens, end(&mut child))
+}
+
+/// A command that writes into this log.
+fn logged(program: &Path, log: &Path) -> Command {
+    let output = std::fs::File::create(log).unwrap();
+    let mut command = Command::new(program);
+    command.stdin(Stdio::null()).stdout(output.try_clone().unwrap()).stderr(output);
+    command
+}
+
 /// What is wrong with how the daemon took it.
 fn complaint(child: &mut Child, log: &Path, word: &str) -> Option<String> {
     let said = || std::fs::read_to_string(log).unwrap();
     let is_active = |text: &str| text.contains("Nebula interface is active");
-    let until = Instant::now() + Duration::from_secs(15);
-    while child.try_wait().unwrap().is_none() && !is_active(&said()) && Instant::now() < until {
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    comes_true(child, || is_active(&said()));
     let names_it = |text: &str| {
         let errors = text.lines().filter(|line| line.contains("level=ERROR") || line.contains("level=WARN"));
         errors.into_iter().any(|line| line.to_lowercase().contains(&word.to_lowercase()))
@@ -114,21 +174,12 @@ fn complaint(child: &mut Child, log: &Path, word: &str) -> Option<String> {
         let ping = ["ping", "-c", "1", "-W", "1", "10.42.0.1"];
         works =
             (0..4).any(|_| Command::new(ping[0]).args(&ping[1..]).stdout(Stdio::null()).status().unwrap().success());
-        let _ = kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM);
-        let until = Instant::now() + Duration::from_secs(5);
-        while child.try_wait().unwrap().is_none() {
-            if Instant::now() > until {
-                let _ = child.kill();
-                let _ = child.wait();
-                return Some(format!("it does not end\n{}", said()));
-            }
-            std::thread::sleep(Duration::from_millis(10));
+        if end(child).is_none() {
+            return Some(format!("it does not end\n{}", said()));
         }
     }
     let said = said();
-    let misleads =
-        ["panicked", "removed by somebody else", "this is a bug"].into_iter().find(|text| said.contains(text));
-    match misleads {
+    match misleads(&said) {
         Some(text) => Some(format!("it says {text:?}\n{said}")),
         None if !works && !names_it(&said) => Some(format!("it does not work, and does not say why\n{said}")),
         None => None,
@@ -153,13 +204,10 @@ fn without_one_kind_of_system_call_the_daemon_works_or_names_what_it_needs() {
     let config = network.configure("host", &["10.42.0.7/16"], &settings);
     let log = config.with_extension("log");
     let mut complaints = Vec::new();
-    for (word, calls) in KINDS {
-        for errno in [libc::ENOSYS, libc::EPERM] {
-            let mut child = start(&config, &log, filter(calls, errno));
-            let symbol = nix::errno::Errno::from_raw(errno);
-            let found = complaint(&mut child, &log, word);
-            complaints.extend(found.map(|found| format!("== {word} answered with {symbol:?}: {found}")));
-        }
+    for (word, errno, program) in rounds() {
+        let mut child = start(&config, &log, program);
+        let found = complaint(&mut child, &log, word);
+        complaints.extend(found.map(|found| heading(word, errno) + &found));
     }
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
 }
@@ -175,18 +223,9 @@ fn without_ipv6_in_the_kernel_whatever_listens_everywhere_listens_on_ipv4() {
     );
     let config = network.configure("host", &["10.42.0.7/16"], &settings);
     let log = config.with_extension("log");
-    let v6: Call = (libc::SYS_socket, &[(0, libc::AF_INET6)]);
-    let mut child = start(&config, &log, filter(&[v6], libc::EAFNOSUPPORT));
-    let until = Instant::now() + Duration::from_secs(15);
-    let listens = |port: u16| TcpStream::connect(("127.0.0.1", port)).is_ok();
-    while !(listens(metrics) && listens(dns)) && Instant::now() < until {
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    let found = (listens(metrics), listens(dns));
-    let _ = kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM);
-    let code = child.wait().unwrap().code();
+    let served = serves_without_v6(logged(&ours(), &log).arg("-config").arg(&config), &[metrics, dns]);
     let said = std::fs::read_to_string(&log).unwrap();
-    assert_eq!((found, code), ((true, true), Some(0)), "{said}");
+    assert_eq!(served, (true, Some(0)), "{said}");
     assert!(said.contains("addr=0.0.0.0:"), "{said}");
 }
 
