@@ -8,9 +8,9 @@
 )]
 #![allow(unsafe_code, reason = "a filter is installed between fork and exec")]
 
-mod agent;
 mod ca;
-mod pods;
+mod node_agent;
+mod plugin;
 
 use crate::loopback;
 
