@@ -1,8 +1,6 @@
 //! Why a peer cannot be reached, or cannot reach this host.
 
-use nebula_instance::host::documents::{
-    Endpoint, Facts, Found, LighthouseAnswer, PeerFacts, Probe, Refusal, Tried, Unheard,
-};
+use nebula_instance::host::documents::{Endpoint, Facts, Found, LighthouseAnswer, PeerFacts, Probe, Refusal, Tried};
 
 use super::callers::{answers_lost, answers_not_taken};
 use super::conflicts::own_addresses;
