@@ -122,7 +122,10 @@ fn lighthouses_are_asked_without_a_tunnel_or_a_memory_of_it() {
     let known = net.control(a, |node, _| node.whereabouts(at_b));
     assert_eq!(known.lighthouses, [at_lighthouse]);
     assert!(known.answers[&at_lighthouse].reported.contains(&net.underlay(b)), "{known:?}");
-    assert!(known.endpoints.is_empty() && !known.pending, "nothing is tried because of it: {known:?}");
+    // They are told, and nothing is tried because of it.
+    assert!(known.endpoints == [net.underlay(b)] && !known.pending, "{known:?}");
+    let at = net.underlay(b);
+    assert!(!net.flow().any(|step| step.sender == "a" && step.to == at), "{}", net.diagram());
     assert!(net.tunnels_to(a, b).is_empty());
     let reported = net.control(lighthouse, |node, _| node.whereabouts(at_b)).reported;
     assert!(reported.is_some_and(|report| report.reported.contains(&net.underlay(b))));
