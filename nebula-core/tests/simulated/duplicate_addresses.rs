@@ -41,8 +41,8 @@ fn events(net: &SimNet, host: HostId) -> usize {
 
 /// Makes `host` handle a message as if `sender` had sent it.
 fn tell(net: &mut SimNet, host: HostId, sender: HostId, kind: MetaKind, subject: &str, endpoint: &str) {
-    let mut message = Meta::new(kind, Version::V2, Some(subject.parse().unwrap()));
-    message.endpoints = vec![endpoint.parse().unwrap()];
+    let mut message = Meta::new(kind, Version::V2, Some(subject.parse().expect("an address")));
+    message.endpoints = vec![endpoint.parse().expect("an endpoint")];
     let plaintext = message.encode().expect("a message");
     let (tunnel, from) = (net.tunnels_to(host, sender)[0].local_index, net.underlay(sender).into());
     let kind = MessageType::Lighthouse;
