@@ -17,8 +17,8 @@ pub use parts::{
     Certificate, ClusterTable, DroppedPacket, FollowedSettings, LostPeer, RefusedCaller, TableState, Trouble, Tunnel,
 };
 
-/// The status document, which the instance writes. A field that a document lacks, because an instance of another release
-/// wrote it, reads as absent, empty or false.
+/// The status document, which the instance writes. A field that a document lacks, because an instance of another
+/// release wrote it, reads as absent, empty or false.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Status {

@@ -121,7 +121,8 @@ pub(crate) struct Sandbox {
 }
 
 impl Sandbox {
-    /// Like [`Confinement::enter`], but keeps some capabilities. Its frame must not stay on the stack of whoever enters.
+    /// Like [`Confinement::enter`], but keeps some capabilities. Its frame must not stay on the stack of whoever
+    /// enters.
     #[inline(never)]
     pub(crate) fn enter(self, kept: CapabilitySet) -> io::Result<Missing> {
         if let Some(user) = self.user {

@@ -258,8 +258,8 @@ mod tests {
                 });
             }
         };
-        // While there is one subscriber alone, `tracing` asks only the thread that comes to a line first, and keeps the
-        // answer: that of another test. So the line is known before, and there are two.
+        // While there is one subscriber alone, `tracing` asks only the thread that comes to a line first, and keeps
+        // the answer: that of another test. So the line is known before, and there are two.
         log_all();
         let _second = tracing::Dispatch::new(kept.clone());
         tracing::subscriber::with_default(kept.clone(), log_all);

@@ -1,5 +1,5 @@
-//! Networks of this machine's other interfaces that an unsafe route leads into the overlay: the kernel replaces its own
-//! route by it, or prefers it, and the machines on that link are no longer reached directly.
+//! Networks of this machine's other interfaces that an unsafe route leads into the overlay: the kernel replaces its
+//! own route by it, or prefers it, and the machines on that link are no longer reached directly.
 
 use std::io;
 use std::net::IpAddr;

@@ -303,8 +303,8 @@ fn a_new_pod_is_reached(town: &Town, client: &Path, name: &str) {
     println!("{name}, a new pod, is reached {:.1} s after it runs", took.as_secs_f64());
 }
 
-/// A firewall between the nodes that knows nothing of tunnels is named, and so is its end. Release 1.20 takes Events on
-/// a node only in `kube-system`, unlike those that the chart is for: what the agent tells is read from its log.
+/// A firewall between the nodes that knows nothing of tunnels is named, and so is its end. Release 1.20 takes Events
+/// on a node only in `kube-system`, unlike those that the chart is for: what the agent tells is read from its log.
 fn a_firewall_between_the_nodes_is_named(town: &Town) {
     let told = || {
         let label = "app.kubernetes.io/name=nebula-cni-agent";

@@ -16,8 +16,8 @@ use crate::kube_capture::town::Town;
 use crate::kube_cluster::clean_nodes;
 use crate::world::kube::{NAMESPACE, Nodes, text};
 
-/// How long each hook waits for the nodes: on a busy machine a kubelet takes 20 seconds to see the end of an agent.
-const PATIENCE: Duration = Duration::from_secs(40);
+/// How long the hook waits for the nodes.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Helm<'a> {
     town: &'a Town,

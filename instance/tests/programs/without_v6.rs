@@ -50,7 +50,8 @@ fn a_pod_whose_traffic_is_captured_in_both_families_is_captured_in_ipv4() {
     node.conf["plugins"][1]["capture"] =
         json!({"ranges": ["10.42.0.0/16", "fd00:42::/48"], "services": ["10.96.0.0/24", "fd00:96::/112"]});
     let (v4, v6) = (json!([{"subnet": "10.42.1.0/24"}]), json!([{"subnet": "fd00:42:0:1::/64"}]));
-    // The primary plugin switches IPv6 on for an interface to which it gives such an address: the tunnel's has none then.
+    // The primary plugin switches IPv6 on for an interface to which it gives such an address: the tunnel's has none
+    // then.
     for (pod, ranges, off_after) in
         [("four", json!([v4]), false), ("both", json!([v4, v6]), false), ("late", json!([v4, v6]), true)]
     {

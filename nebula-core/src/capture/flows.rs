@@ -176,8 +176,8 @@ impl Translations {
         }
     }
 
-    /// With another directory: gives flows that waited for their endpoint their course, so that the other end can speak
-    /// first.
+    /// With another directory: gives flows that waited for their endpoint their course, so that the other end can
+    /// speak first.
     pub(crate) fn resume_waiting(&self, current: &Current, now: Instant) {
         let is_peer = |target: &Target| matches!(current.directory.find(target), Found::Peer { .. });
         let found = self.lock().led.take(is_peer);

@@ -227,7 +227,8 @@ pub(super) fn respond_with(
     Ok((completed, answer))
 }
 
-/// Who says that it sent this message 1, if it is one of the curve that is not `own`. Nothing in message 1 is encrypted.
+/// Who says that it sent this message 1, if it is one of the curve that is not `own`. Nothing in message 1 is
+/// encrypted.
 fn caller_of_other_curve(own: Curve, body: &[u8]) -> Option<Box<Claimed>> {
     let other = match own {
         Curve::Curve25519 => Curve::P256,

@@ -339,7 +339,7 @@ impl Node {
         Whereabouts {
             heard: self.lighthouse.heard_since(peer, &heard),
             connected: heard.into_keys().collect(),
-            endpoints: self.endpoints_told(peer, &answers),
+            endpoints: self.candidate_endpoints(peer, &answers),
             relays: relays.into_iter().collect(),
             answers,
             lighthouses: if self.config.has_lighthouses() { self.config.lighthouse.hosts.clone() } else { Vec::new() },
@@ -348,9 +348,13 @@ impl Node {
         }
     }
 
-    /// Where `peer` may be, best first; also after a handshake was given up, which forgets what lighthouses said, if the
-    /// operator asked them.
-    pub(super) fn endpoints_told(&self, peer: IpAddr, answers: &BTreeMap<IpAddr, KnownEndpoints>) -> Vec<SocketAddr> {
+    /// Where `peer` may be, best first. A handshake that is given up forgets the candidates; the answers to a query of
+    /// the operator are kept longer, and come last.
+    pub(super) fn candidate_endpoints(
+        &self,
+        peer: IpAddr,
+        answers: &BTreeMap<IpAddr, KnownEndpoints>,
+    ) -> Vec<SocketAddr> {
         let mut endpoints = self.config.endpoints_of(peer, &self.lighthouse);
         if self.config.keeps_to_relays(&[peer]) {
             return endpoints;
@@ -358,8 +362,8 @@ impl Node {
         for (lighthouse, answer) in answers {
             let tunnel = self.forwarder.tunnels().by_address(*lighthouse);
             let from = Place::of(tunnel.and_then(|tunnel| tunnel.endpoint()));
-            let told = self.config.endpoint_rules(&[peer]).screen(answer.reported.clone(), from).believed;
-            for endpoint in told {
+            let screened = self.config.endpoint_rules(&[peer]).screen(answer.reported.clone(), from);
+            for endpoint in screened.believed {
                 if !endpoints.contains(&endpoint) && !self.lighthouse.is_refused(peer, endpoint) {
                     endpoints.push(endpoint);
                 }

@@ -41,7 +41,7 @@ impl Node {
     /// which shows that UDP passes in both directions; [`Node::diagnosis`] has the answers.
     pub fn probe(&mut self, now: Instant, peer: IpAddr) {
         self.now = now;
-        let mut endpoints = self.endpoints_told(peer, &self.lighthouse.answers(peer));
+        let mut endpoints = self.candidate_endpoints(peer, &self.lighthouse.answers(peer));
         endpoints.truncate(MAX_PROBED);
         // From where it calls in vain, UDP passes towards this node.
         if let Some(from) = self.journal.unheard_from(peer).filter(|from| !endpoints.contains(from)) {
@@ -338,8 +338,8 @@ impl Rendezvous<'_> {
         }
     }
 
-    /// As a lighthouse: where a host is that came with an address of `host` after it, and with another name. Whoever was
-    /// given another name does not report in its earlier tunnel any more.
+    /// As a lighthouse: the endpoint of a host that registered an address of `host` after it, under another name. A
+    /// host that was renamed does not report in its earlier tunnel any more.
     fn later_holder(&self, host: &Tunnel) -> Option<SocketAddr> {
         let tunnels = self.tunnels.of_peer(*host.peer_addresses.first()?);
         if tunnels.len() < 2 {

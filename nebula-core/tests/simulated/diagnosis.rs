@@ -290,7 +290,7 @@ fn a_message_that_makes_no_sense_by_either_curve_is_not_called_one_of_another_cu
 }
 
 #[test]
-fn what_lighthouses_say_about_a_peer_is_told_after_its_handshake_was_given_up() {
+fn answers_of_lighthouses_are_known_and_probed_after_a_handshake_was_given_up() {
     let mut net = SimNet::new(21);
     let lighthouse = net.add(HostSpec::new("lighthouse").am_lighthouse());
     let relay = net.add(HostSpec::new("relay").lighthouse(lighthouse).config(|config| config.relay.am_relay = true));

@@ -85,7 +85,7 @@ fn a_renewed_certificate_is_no_second_host() {
 }
 
 #[test]
-fn a_host_that_is_told_to_punch_to_its_own_address_knows_of_the_other_one_and_punches_nowhere() {
+fn a_punch_order_for_the_own_address_reports_the_other_host_and_sends_nothing() {
     let (mut net, lighthouse, first) = with_first_host(4);
     let (at, endpoint) = ("10.42.0.77", "203.0.113.9:4242");
     let count = |net: &SimNet| net.flow().filter(|step| step.to == endpoint.parse().unwrap()).count();
@@ -96,7 +96,7 @@ fn a_host_that_is_told_to_punch_to_its_own_address_knows_of_the_other_one_and_pu
 }
 
 #[test]
-fn a_host_that_asks_about_its_own_address_tells_the_other_one_and_does_not_take_itself_for_it() {
+fn a_host_that_asks_about_its_own_address_informs_the_other_host_only() {
     let (mut net, lighthouse, first) = with_first_host(5);
     let own = net.overlay(first);
     // The lighthouse tells it to punch to itself.

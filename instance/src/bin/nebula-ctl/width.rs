@@ -15,8 +15,8 @@ pub(crate) fn of_output() -> Option<usize> {
     Some(usize::from(columns).clamp(NARROWEST, WIDEST))
 }
 
-/// Breaks the lines of a text between words. What follows is indented as its line is, and a little more. A word that is
-/// too long, such as a command, stays whole.
+/// Breaks the lines of a text between words. What follows is indented as its line is, and a little more. A word that
+/// is too long, such as a command, stays whole.
 pub(crate) fn wrap(text: &str, width: usize) -> String {
     let mut wrapped = String::with_capacity(text.len());
     for line in text.lines() {

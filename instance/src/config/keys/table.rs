@@ -9,8 +9,8 @@ pub(super) struct Key {
     /// Dotted path.
     pub(super) path: &'static str,
     pub(super) kind: Kind,
-    /// As the reference shows it. A test makes that; in programs these two texts would be a page or two of private
-    /// memory for their relocations, for each pod.
+    /// As the reference shows it. A test makes that; in programs the relocations of these texts would be a page of
+    /// private memory for each pod.
     #[cfg(test)]
     pub(super) default: &'static str,
     pub(super) effect: Effect,

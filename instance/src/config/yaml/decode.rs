@@ -221,8 +221,8 @@ fn allowed_share(decoded: u64) -> f64 {
 
 pub(in crate::config) const MERGE_KEY: &str = "<<";
 
-/// Twice the parser's limit: through aliases a value may be deeper than it is written, and each level takes room on the
-/// stack.
+/// Twice the parser's limit: through aliases a value may be deeper than it is written, and each level takes room on
+/// the stack.
 const MAX_DEPTH: usize = 512;
 
 /// Twice as many as a document may have without aliases.

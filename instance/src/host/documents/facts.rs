@@ -1,7 +1,5 @@
 //! The answer to `doctor`: everything known about a host that may be wrong.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
 
 use super::{KernelRoute, LastReload, NearestRule, OfferedRelay, PeerFacts, Refusal, Unheard, Unmet, Validity};
@@ -259,6 +257,3 @@ pub struct Configuration {
     pub refused: Vec<String>,
     pub remarks: Vec<String>,
 }
-
-/// States of gateways by their addresses.
-pub(super) type GatewayStates = BTreeMap<String, String>;

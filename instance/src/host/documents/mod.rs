@@ -1,11 +1,11 @@
 //! The answers of the control socket: what the daemon writes and `nebula ctl` reads.
 //!
-//! Programs read them, too (`nebula ctl --json`), so a field keeps its name and meaning. A field that a document lacks,
-//! because a daemon of another release wrote it, reads as absent, empty or false; one that is not known is skipped.
+//! Programs read them, too (`nebula ctl --json`), so a field keeps its name and meaning. A field that a document
+//! lacks, because a daemon of another release wrote it, reads as absent, empty or false; one that is not known is
+//! skipped.
 
 mod certificate;
 mod facts;
-mod known;
 mod peer;
 mod status;
 #[cfg(test)]
@@ -19,9 +19,9 @@ pub use facts::{
     NetworkRoute, RefusedRelaying, RegisteredNames, ReplacedRoute, RoutedSubnet, SameName, SendFailure, TrustedCa,
     UnderlayPath,
 };
-pub use known::{Known, LighthouseAnswer, Reported};
 pub use peer::{
-    Attempt, Endpoint, Found, PeerFacts, PeerTunnel, Probe, Refusal, RelayHop, RelayTunnel, Tried, Unheard,
+    Attempt, Endpoint, Found, Known, LighthouseAnswer, PeerFacts, PeerTunnel, Probe, Refusal, RelayHop, RelayTunnel,
+    Reported, Tried, Unheard,
 };
 pub use status::{FullFlowTable, LastReload, Lighthouse, MissingListener, OfferedRelay, Renewal, Status, Unmet};
 pub use trace::{Captured, Conntrack, Ends, FirewallVerdict, KernelRoute, NearestRule, NumberedRule, Route, Trace};

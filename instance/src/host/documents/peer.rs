@@ -1,9 +1,46 @@
-//! What `doctor` and `why` know about one peer.
+//! What is known about one peer: where it is, and what `doctor` and `why` find.
+
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::facts::GatewayStates;
-use super::{KernelRoute, Known, Tunnel, Validity};
+use super::{KernelRoute, Tunnel, Validity};
+
+/// The answer to `query`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Known {
+    pub peer: String,
+    pub endpoints: Vec<String>,
+    pub relays: Vec<String>,
+    pub lighthouses: Vec<LighthouseAnswer>,
+    /// What the peer reported to this lighthouse.
+    pub reported: Option<Reported>,
+    pub handshaking: bool,
+}
+
+/// What a lighthouse answered about a peer.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LighthouseAnswer {
+    pub lighthouse: String,
+    pub connected: bool,
+    /// Whether it answered at all lately.
+    pub alive: bool,
+    /// Whether it answered about the peer. One that is alive and did not does not know the peer.
+    pub answered: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub endpoints: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub relays: Option<Vec<String>>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Reported {
+    pub endpoints: Vec<String>,
+    pub relays: Vec<String>,
+}
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -13,7 +50,8 @@ pub struct PeerFacts {
     pub own_address: bool,
     /// Of the unsafe routes that lead to it.
     pub gateways: Vec<String>,
-    pub gateway_states: GatewayStates,
+    /// State of each gateway by its address.
+    pub gateway_states: BTreeMap<String, String>,
     /// Whether static_host_map has it.
     pub configured: bool,
     pub connected: bool,

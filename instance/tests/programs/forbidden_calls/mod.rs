@@ -1,5 +1,5 @@
-//! The programs under filters of system calls, as container runtimes and service managers install them: each kind of call
-//! in turn is answered as if the kernel did not have it (ENOSYS) or as if it were forbidden (EPERM).
+//! The programs under filters of system calls, as container runtimes and service managers install them: each kind of
+//! call in turn is answered as if the kernel did not have it (ENOSYS) or as if it were forbidden (EPERM).
 
 #![allow(
     clippy::unwrap_used,
@@ -143,7 +143,8 @@ fn comes_true(child: &mut Child, mut is_so: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// Starts a program without IPv6 in its kernel. Returns whether it opens these ports in IPv4, and its exit code at the end.
+/// Starts a program without IPv6 in its kernel. Returns whether it opens these ports in IPv4, and its exit code at
+/// the end.
 fn serves_without_v6(command: &mut Command, ports: &[u16]) -> (bool, Option<i32>) {
     let v6: Call = (libc::SYS_socket, &[(0, libc::AF_INET6)]);
     let mut child = spawn(command, filter(&[v6], libc::EAFNOSUPPORT));

@@ -10,8 +10,8 @@ pub(super) fn doubles(facts: &Facts, peer: Option<&str>) -> Vec<Finding> {
 }
 
 fn double(double: &Double) -> Finding {
-    let Double { peer: about, endpoints: at, names, turns, .. } = double;
-    let at = if at.is_empty() { String::new() } else { format!(", at {}", at.join(" and ")) };
+    let Double { peer: about, endpoints, names, turns, .. } = double;
+    let at = places(endpoints);
     let named = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
     let advice = "Sign a new certificate with an address of its own for one of them.";
     if *turns > 0 {
@@ -31,11 +31,16 @@ pub(super) fn own_addresses(facts: &Facts) -> Vec<Finding> {
 }
 
 fn own_address(told: &Elsewhere) -> Finding {
-    let Elsewhere { address: about, lighthouse, endpoints: at, .. } = told;
-    let at = if at.is_empty() { String::new() } else { format!(", at {}", at.join(" and ")) };
+    let Elsewhere { address: about, lighthouse, endpoints, .. } = told;
+    let at = places(endpoints);
     let cause = format!("another host has this address of this host{at}: the lighthouse {lighthouse} knows both");
     let advice = "Sign a new certificate with an address of its own for one of them. `nebula ctl doctor` on the lighthouse has both names.";
     Finding::error("duplicate_address", about, cause, advice)
+}
+
+/// The end of a sentence that says where hosts are.
+fn places(endpoints: &[String]) -> String {
+    if endpoints.is_empty() { String::new() } else { format!(", at {}", endpoints.join(" and ")) }
 }
 
 pub(super) fn same_names(facts: &Facts, peer: Option<&str>) -> Vec<Finding> {

@@ -1,5 +1,5 @@
-//! The facts behind `doctor` and `why`: about the node, the kernel and the configuration on disk. The program that shows
-//! them draws the conclusions.
+//! The facts behind `doctor` and `why`: about the node, the kernel and the configuration on disk. The program that
+//! shows them draws the conclusions.
 
 mod host;
 mod peer;
@@ -92,8 +92,8 @@ impl Sources<'_> {
         self.facts(&diagnosis, clocks, vec![told])
     }
 
-    /// Probes the endpoints of a peer: by the node's own port, which shows whether UDP passes where handshakes have to,
-    /// and by another one, to which the kernel reports what the way refuses.
+    /// Probes the endpoints of a peer: by the node's own port, which shows whether UDP passes where handshakes have
+    /// to, and by another one, to which the kernel reports what the way refuses.
     fn probe(&self, peer: IpAddr, endpoints: &[SocketAddr]) -> Vec<(SocketAddr, Found)> {
         self.handle.probe(peer);
         let probes = probe(self.underlay(), endpoints);
