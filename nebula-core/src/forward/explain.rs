@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use ipnet::IpNet;
 
+use super::Forwarder;
 use super::reject::is_for_many;
-use super::{Forwarder, outbound};
 use crate::DropReason;
 use crate::capture::{Course, NoCourse};
 use crate::counters::Direction;
@@ -70,7 +70,7 @@ impl Forwarder {
     /// Returns the reason why such a packet would be dropped.
     pub(crate) fn explain_route(&self, flow: &FlowKey) -> Result<Route, DropReason> {
         let snapshot = self.snapshot.load();
-        let hop = outbound::route(&snapshot, flow, false)?;
+        let hop = snapshot.next_hop(flow, false)?;
         let subnet = if snapshot.routes.is_overlay(flow.remote) { None } else { snapshot.routes.subnet(flow.remote) };
         Ok(Route { peer: hop.peer, subnet, others: hop.others().collect() })
     }

@@ -12,8 +12,7 @@ use nebula_cert::VerifiedCertificate;
 
 use super::Lane;
 use super::gateways::Health;
-use super::route::Routes;
-use crate::Config;
+use super::route::{NextHop, Routes};
 use crate::capture::{Current, Directory, OpenedBefore, Pass, Translations};
 use crate::config::SubnetRoute;
 use crate::counters::Counters;
@@ -22,6 +21,7 @@ use crate::index::LocalIndex;
 use crate::relay::RelayTable;
 use crate::tunnel::{Tunnel, TunnelTable};
 use crate::wire::ip::FlowKey;
+use crate::{Config, DropReason};
 
 /// This node's addresses, routes and firewall policy, as published by the control plane.
 #[derive(Debug, Clone)]
@@ -266,6 +266,21 @@ impl Snapshot {
             routes: Arc::new(Routes::new(&local.networks, &local.subnets, old)),
             filter: Arc::new(Filter::new(&local.firewall, &local.networks, &local.unsafe_networks, generation)),
         }
+    }
+
+    /// Where a flow goes. `keeps`: see [`Routes::next_hop`].
+    pub(super) fn next_hop(&self, flow: &FlowKey, keeps: bool) -> Result<NextHop<'_>, DropReason> {
+        let destination = flow.remote;
+        if self.drop_local_broadcast && self.routes.is_broadcast(destination) {
+            return Err(DropReason::Broadcast);
+        }
+        if self.routes.is_own(destination) {
+            return Err(DropReason::ToSelf);
+        }
+        if self.drop_multicast && destination.is_multicast() {
+            return Err(DropReason::Broadcast);
+        }
+        self.routes.next_hop(flow, keeps).ok_or(DropReason::NoRoute)
     }
 
     /// What a flow needs to pass through this tunnel again. Routes and rules change together.

@@ -4,15 +4,14 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::captured;
 use super::early::EarlyRun;
 use super::fit;
+use super::ingress::Ingress;
 use super::piece::{Batch, Piece};
 use super::reject::{self, MAX_ANSWERS, Meaning};
 use super::seal::seal;
 use super::segment::Cut;
 use super::sort::{MAX_MESSAGE_LEN, MAX_UNAUTHENTICATED, sort};
-use super::stage::Stage;
 use super::{Forwarder, Lane, Offload, Received};
 use crate::capture::Translation;
 use crate::counters::{Counter, Direction};
@@ -50,7 +49,7 @@ fn inbound(forwarder: &Forwarder, lane: &mut Lane, now: Instant, buffer: &mut [u
     }
     let mut pieces = std::mem::take(&mut batch.pieces);
     for run in pieces.chunk_by_mut(|a, b| a.joins(b)) {
-        let mut stage = Stage { forwarder, snapshot: &snapshot, now, lane, batch: &mut batch, were_kept: false };
+        let mut stage = Ingress { forwarder, snapshot: &snapshot, now, lane, batch: &mut batch, were_kept: false };
         match run.first().map(|piece| (piece.from, piece.header.index, piece.is_relay())) {
             Some((from, index, true)) => stage.hop(buffer, run, from, RelayIndex(index)),
             Some((from, index, false)) => stage.tunnel(buffer, run, from.into(), LocalIndex(index)),
@@ -68,7 +67,7 @@ fn inbound_early(forwarder: &Forwarder, lane: &mut Lane, now: Instant) -> Option
     let EarlyRun { index, from, mut memory, mut pieces, .. } = lane.early.next(now, &forwarder.tunnels)?;
     let snapshot = forwarder.snapshot.load();
     let mut batch = std::mem::take(&mut lane.batch);
-    let mut stage = Stage { forwarder, snapshot: &snapshot, now, lane, batch: &mut batch, were_kept: true };
+    let mut stage = Ingress { forwarder, snapshot: &snapshot, now, lane, batch: &mut batch, were_kept: true };
     stage.tunnel(&mut memory, &mut pieces, from, index);
     finish(lane, batch, &memory);
     Some(memory)
@@ -100,7 +99,7 @@ struct Last {
     back: Option<Translation>,
 }
 
-impl Stage<'_> {
+impl Ingress<'_> {
     /// Handles datagrams for one tunnel from one origin.
     pub(super) fn tunnel(&mut self, buffer: &mut [u8], run: &mut [Piece], from: Origin, index: LocalIndex) {
         let lookup = self.forwarder.tunnels.look_up(index);
@@ -199,7 +198,7 @@ impl Stage<'_> {
                         let cache = &mut self.lane.flows;
                         (firewall.check(cache, now, Direction::Inbound, flow, tunnel, route), None)
                     }
-                    Some(current) => captured::admit(self.forwarder, snapshot, current, self.lane, now, (flow, tunnel)),
+                    Some(current) => self.admit_captured(current, flow, tunnel),
                 };
                 last.insert(Last { flow: packet.flow, verdict, back })
             }
@@ -211,7 +210,7 @@ impl Stage<'_> {
         // The flow on the wire stands for the translated one in what follows.
         if last.back.is_some() || packet.fragmented && self.snapshot.capture.is_some() {
             let bytes = &mut buffer[plaintext.clone()];
-            captured::translate_back(self.forwarder, self.now, bytes, &packet, last.back.as_ref())?;
+            self.translate_back(bytes, &packet, last.back.as_ref())?;
         }
         if !tunnel.path_limit.is_open() {
             fit::clamp_inbound(self.lane, tunnel, &mut buffer[plaintext.clone()], &packet);
@@ -237,7 +236,7 @@ impl Stage<'_> {
         if snapshot.capture.is_some()
             && let Some(quoted) = quoted
         {
-            captured::translate_error_back(self.forwarder, &mut buffer[plaintext.clone()], &packet, &quoted)?;
+            self.translate_error_back(&mut buffer[plaintext.clone()], &packet, &quoted)?;
         }
         self.deliver(buffer, plaintext, &packet);
         Ok(())

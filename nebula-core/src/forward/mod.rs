@@ -8,11 +8,13 @@ mod coalesce;
 mod crc32c;
 mod early;
 mod echo;
+mod egress;
 mod explain;
 mod fit;
 mod forwarder;
 mod gateways;
 mod inbound;
+mod ingress;
 mod lane;
 mod layout;
 mod mss;
@@ -27,12 +29,12 @@ mod route;
 mod seal;
 mod segment;
 mod sort;
-mod stage;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 mod throttle;
+mod translated;
 
 pub use buffers::{Delivery, Received, Run};
 pub(crate) use carrier::Carrier;

@@ -6,10 +6,10 @@
 use std::net::SocketAddr;
 
 use super::Carrier;
+use super::ingress::Ingress;
 use super::piece::Piece;
 use super::seal::add_to_runs;
 use super::sort::sort_one;
-use super::stage::Stage;
 use crate::counters::{Counter, Direction};
 use crate::index::RelayIndex;
 use crate::relay::Role;
@@ -17,7 +17,7 @@ use crate::tunnel::Lookup;
 use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
 use crate::{DropReason, Origin};
 
-impl Stage<'_> {
+impl Ingress<'_> {
     /// Handles frames from one source for one hop.
     pub(super) fn hop(&mut self, buffer: &mut [u8], run: &mut [Piece], from: SocketAddr, index: RelayIndex) {
         let known = self.forwarder.relays().get(index);

@@ -61,7 +61,7 @@ pub(super) struct Cut<'a> {
 }
 
 /// How a (super-)packet is to be split, whatever its bytes are by then.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Plan(Shape);
 
 impl Plan {
@@ -89,7 +89,7 @@ impl Plan {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 enum Shape {
     /// Sent as it is, except for a checksum to complete: (start, offset).
     Whole { checksum: Option<(u16, u16)> },

@@ -1,4 +1,4 @@
-//! Shared by all stages of the inbound path: authentication, and notices to the control plane about peers.
+//! What the stages of the inbound path share: authentication, and notices to the control plane about peers.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use crate::wire::header::{HEADER_LEN, TAG_LEN};
 use crate::{DropReason, Origin, Punt};
 
 /// State that the stages of one run of datagrams share.
-pub(super) struct Stage<'a> {
+pub(super) struct Ingress<'a> {
     pub(super) forwarder: &'a Forwarder,
     pub(super) snapshot: &'a Snapshot,
     pub(super) now: Instant,
@@ -23,7 +23,7 @@ pub(super) struct Stage<'a> {
     pub(super) were_kept: bool,
 }
 
-impl Stage<'_> {
+impl Ingress<'_> {
     /// Asks the control plane to tell the peer that this node does not know its index.
     pub(super) fn unknown(&mut self, from: Origin, index: u32) {
         // A few answers are enough; one for each datagram would only amplify a flood.
