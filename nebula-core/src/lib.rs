@@ -225,5 +225,5 @@ pub mod internals {
     pub use crate::lighthouse::Server;
     pub use crate::tunnel::cipher::AeadKey;
     pub use crate::tunnel::{ReplayWindow, Session, SessionKeys};
-    pub use crate::wire::{header, ip, messages, path_probe};
+    pub use crate::wire::{header, ip, messages, path_probe, test_body};
 }

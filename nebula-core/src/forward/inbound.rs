@@ -20,7 +20,7 @@ use crate::index::{LocalIndex, RelayIndex};
 use crate::tunnel::Tunnel;
 use crate::wire::header::{HEADER_LEN, MessageType, TAG_LEN};
 use crate::wire::ip::{FlowKey, Packet};
-use crate::wire::{icmp, path_probe};
+use crate::wire::{icmp, test_body};
 use crate::{DropReason, Origin, Punt};
 
 impl Forwarder {
@@ -87,7 +87,7 @@ fn only_measures(buffer: &[u8], run: &[Piece]) -> bool {
     let mut good = run.iter().filter(|piece| piece.good);
     good.all(|piece| {
         let body = &buffer[piece.range.start + HEADER_LEN..piece.range.end - TAG_LEN];
-        path_probe::only_measures(piece.header.kind, body)
+        test_body::only_measures(piece.header.kind, body)
     })
 }
 

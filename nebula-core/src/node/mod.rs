@@ -24,11 +24,12 @@ mod outbox;
 mod path_choice;
 mod path_mtu;
 mod paths;
+mod prober;
 mod relay_choice;
 mod relayed;
 mod relaying;
 mod rendezvous;
-mod samples;
+mod test_messages;
 mod timer;
 mod tunnels;
 mod validation;
@@ -71,9 +72,7 @@ use crate::hole_punch::HolePunch;
 use crate::index::LocalIndex;
 use crate::lighthouse::{self, LocalAddress};
 use crate::tunnel::ReservedIndex;
-use crate::wire::challenge::{Challenge, ChallengeReply};
 use crate::wire::header::MessageType;
-use crate::wire::path_probe::{PathProbe, PathReply};
 use crate::{Config, DropReason, Event, Forwarder, Origin, PacketOwned, Part, Punt, Seed, Transmit, TunnelDownReason};
 
 /// Maps the monotonic clock to the wall clock, for certificates and the handshake's Time field. It is the only place where
@@ -409,44 +408,8 @@ impl Node {
         let Some(tunnel) = self.forwarder.tunnels().by_index(index) else { return };
         match kind {
             MessageType::Lighthouse => self.handle_lighthouse_message(now, &tunnel, body),
-            MessageType::TestRequest => {
-                self.tunnels.note_test(index);
-                if Challenge::is_in(body) {
-                    self.paths(now).note_challenge(&tunnel, from);
-                }
-                let probe = PathProbe::read(body);
-                if probe.is_some_and(|probe| self.paths(now).answer_probe(&tunnel, from, probe)) {
-                    let load = probe.and_then(|probe| self.paths(now).load_before(&tunnel, from, probe));
-                    self.note_carried(now, &tunnel, load);
-                    self.note_gateway_by(&tunnel, from);
-                } else {
-                    self.paths(now).answer_test(&tunnel, from, body);
-                }
-            }
-            MessageType::TestReply => {
-                self.tunnels.note_answer(index);
-                match (ChallengeReply::read(body), from) {
-                    (Some(ChallengeReply::Returned(challenge)), Origin::Direct(at)) => {
-                        return self.paths(now).handle_challenge_reply(&tunnel, at, challenge);
-                    }
-                    (Some(ChallengeReply::Garbled), Origin::Direct(at)) => {
-                        return self.validate_by_call(now, &tunnel, at);
-                    }
-                    _ => {}
-                }
-                match PathReply::read(body) {
-                    reply if self.note_relay_answer(now, &tunnel, from, reply) => {}
-                    Some(reply) => {
-                        let load = self.paths(now).handle_measured(&tunnel, from, reply);
-                        self.note_carried(now, &tunnel, load);
-                        self.note_gateway_by(&tunnel, from);
-                    }
-                    None => {
-                        self.paths(now).handle_test_reply(&tunnel, from);
-                        self.paths(now).handle_probe_reply(&tunnel, from, body);
-                    }
-                }
-            }
+            MessageType::TestRequest => self.handle_test_request(now, &tunnel, from, body),
+            MessageType::TestReply => self.handle_test_reply(now, &tunnel, from, body),
             MessageType::CloseTunnel => self.remove_tunnel(index, TunnelDownReason::ClosedByPeer),
             MessageType::Control => self.handle_control(now, &tunnel, body),
             MessageType::Handshake | MessageType::Data | MessageType::Relay | MessageType::RecvError => {

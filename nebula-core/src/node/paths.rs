@@ -8,7 +8,6 @@ use super::Node;
 use super::hops::Hops;
 use super::outbox::{Outbox, seal};
 use super::path_choice::Way;
-use super::path_mtu::Probe;
 use super::timer::{Due, Timer};
 use super::tunnels::Tunnels;
 use super::validation::Validations;
@@ -99,13 +98,8 @@ impl Paths<'_> {
         self.end_validation(index);
     }
 
-    /// Answers a test request by the path that it came by, since the peer may be testing that path.
+    /// Answers a test request with this body by the path that it came by, since the peer may be testing that path.
     pub(super) fn answer_test(&mut self, tunnel: &Tunnel, from: Origin, body: &[u8]) {
-        // A peer that examines the path is about to use it, and waits for answers that this node has to give by it.
-        if Probe::read(body).is_some() && tunnel.path_limit.claim() {
-            self.examine(tunnel.local_index, None);
-        }
-        let body = &*Probe::reply(body);
         match from {
             Origin::Direct(at) if tunnel.endpoint() == Some(at) => {
                 self.outbox.message(tunnel, MessageType::TestReply, body)

@@ -7,3 +7,5 @@ pub mod ip;
 pub mod messages;
 pub(crate) mod offload;
 pub mod path_probe;
+pub(crate) mod size_probe;
+pub mod test_body;

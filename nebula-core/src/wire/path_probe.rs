@@ -4,9 +4,6 @@
 //! two of them know each other. Go Nebula also follows whoever sends it anything from another endpoint, so it is never sent a
 //! probe by a direct path other than the present one.
 
-use super::challenge::{Challenge, ChallengeReply};
-use super::header::MessageType;
-
 /// A test request that measures a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PathProbe {
@@ -42,6 +39,17 @@ pub enum Answerer {
 }
 
 impl PathProbe {
+    /// A probe by which a host measures a relay that it may choose. Its number has a mark, which keeps the reply apart from
+    /// those to the probes of a tunnel's paths.
+    pub(crate) fn of_relay(number: u32) -> Self {
+        Self { number: number | RELAY_MARK, in_use: true, span: 0 }
+    }
+
+    /// A number without that mark.
+    pub(crate) fn number(random: u32) -> u32 {
+        random & !RELAY_MARK
+    }
+
     /// The body of the request.
     #[must_use]
     pub fn request(self) -> Vec<u8> {
@@ -75,18 +83,6 @@ impl PathReply {
     }
 }
 
-/// Whether this message only measures a path, and does not say that its sender is at its source now.
-#[must_use]
-pub fn only_measures(kind: MessageType, body: &[u8]) -> bool {
-    match kind {
-        MessageType::TestRequest if Challenge::is_in(body) => true,
-        MessageType::TestReply if ChallengeReply::read(body).is_some() => true,
-        MessageType::TestRequest => PathProbe::read(body).is_some_and(|probe| !probe.in_use),
-        MessageType::TestReply => PathReply::read(body).is_some_and(|reply| reply.by != Answerer::Echoes),
-        _ => false,
-    }
-}
-
 fn body(mark: &[u8; 4], flag: u8, number: u32, more: Option<u16>) -> Vec<u8> {
     let mut body = mark.to_vec();
     body.push(flag);
@@ -102,6 +98,7 @@ fn parts(rest: &[u8]) -> Option<(bool, u32, Option<u16>)> {
     Some((flag & 1 == 1, u32::from_be_bytes(*number), rest.first_chunk().map(|more| u16::from_be_bytes(*more))))
 }
 
+pub(super) const RELAY_MARK: u32 = 1 << 31;
 const REQUEST: &[u8; 4] = b"path";
 const REPLY: &[u8; 4] = b"PATH";
 
@@ -136,22 +133,6 @@ mod tests {
     fn other_tests_are_no_measurements() {
         for body in [&b""[..], b"path", b"PATH\0\0\0\0", b"pmtu\0\0\0\0\0\0\0\0\0\0\0\0"] {
             assert_eq!((PathProbe::read(body), PathReply::read(body)), (None, None));
-            assert!(!only_measures(MessageType::TestRequest, body) && !only_measures(MessageType::TestReply, body));
         }
-    }
-
-    #[test]
-    fn a_tunnel_stays_where_it_is_only_for_what_measures() {
-        let probe = PathProbe { number: 1, in_use: false, span: 0 };
-        let used = PathProbe { in_use: true, ..probe };
-        assert!(only_measures(MessageType::TestRequest, &probe.request()));
-        assert!(only_measures(MessageType::TestReply, &used.reply(false, 0)));
-        assert!(!only_measures(MessageType::TestRequest, &used.request()));
-        assert!(!only_measures(MessageType::TestReply, &probe.request()), "Go Nebula moves the tunnel by its echo");
-        assert!(!only_measures(MessageType::Data, &probe.request()));
-        let challenge = Challenge::new(&[1; 32]).body();
-        assert!(
-            only_measures(MessageType::TestRequest, &challenge) && only_measures(MessageType::TestReply, &challenge)
-        );
     }
 }

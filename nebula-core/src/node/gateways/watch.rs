@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::TunnelDownReason;
 use crate::index::LocalIndex;
+use crate::node::prober::Flight;
 
 /// Remembers what was seen of one gateway. Holds no tunnel and sends nothing.
 #[derive(Debug)]
@@ -16,8 +17,8 @@ pub(super) struct Watch {
     received: u64,
     /// Whether the last look found traffic.
     has_traffic: bool,
-    /// Probes in a row without an answer.
-    unanswered: u32,
+    /// The probe of the last look. Any datagram of the gateway answers it.
+    flight: Flight,
     /// When a gateway that returns is probed again, or a dead one is tried again.
     next: Instant,
     retry_after: Duration,
@@ -88,7 +89,7 @@ impl Watch {
             sent: 0,
             received: 0,
             has_traffic: false,
-            unanswered: 0,
+            flight: Flight::default(),
             next: now,
             retry_after: FIRST_RETRY,
             has_died: false,
@@ -106,7 +107,7 @@ impl Watch {
 
     /// Whether it has to be looked at soon.
     pub(super) fn is_busy(&self) -> bool {
-        self.has_traffic || self.unanswered > 0 || self.state == GatewayState::Returning
+        self.has_traffic || self.flight.is_unanswered() || self.state == GatewayState::Returning
     }
 
     /// Takes what is seen at `now`, and says what to do. To be called every [`TICK`] while there is traffic.
@@ -136,7 +137,7 @@ impl Watch {
                     return Step::Nothing;
                 }
                 let step = self.test(now, heard, now >= self.next);
-                if step == Step::Probe && self.unanswered == 1 {
+                if step == Step::Probe && self.flight.missed() == 0 {
                     self.next = now + RETURN_PROBE_INTERVAL;
                 }
                 let hold = (HOLD * 2_u32.pow(self.relapses.min(6))).min(MAX_HOLD);
@@ -209,17 +210,19 @@ impl Watch {
     /// Probes a gateway that is silent although it was `asked` something, until it has left too many probes unanswered.
     fn test(&mut self, now: Instant, heard: bool, asked: bool) -> Step {
         if heard {
-            self.unanswered = 0;
+            self.flight = Flight::default();
             return Step::Nothing;
         }
-        if self.unanswered == 0 && !asked {
+        self.flight.lose();
+        let missed = self.flight.missed();
+        if missed == 0 && !asked {
             return Step::Nothing;
         }
-        if self.unanswered == PROBES {
+        if missed == PROBES {
             self.die(now);
             return Step::Nothing;
         }
-        self.unanswered += 1;
+        self.flight.sent(now, missed);
         Step::Probe
     }
 
@@ -237,7 +240,7 @@ impl Watch {
     }
 
     fn enter(&mut self, now: Instant, state: GatewayState) {
-        (self.state, self.since, self.unanswered) = (state, now, 0);
+        (self.state, self.since, self.flight) = (state, now, Flight::default());
         if state == GatewayState::Returning {
             self.next = now;
         }

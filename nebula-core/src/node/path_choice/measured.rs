@@ -4,24 +4,18 @@ use std::time::{Duration, Instant};
 
 use super::carrying::{Carrying, Load};
 use super::{Candidate, PathReason, Way};
-use crate::node::samples::{Samples, worth_a_change};
+use crate::node::prober::{Patience, Prober, worth_a_change};
 
 /// One path with its latest probes.
 #[derive(Debug)]
 pub(in crate::node) struct Measured {
     pub(super) candidate: Candidate,
-    /// The probe under way, and when it was sent.
-    probe: Option<(u32, Instant)>,
-    probed_at: Option<Instant>,
-    samples: Samples,
-    /// Probes lost since the last answer.
-    missed: u32,
+    prober: Prober,
     /// Answers since the last loss.
     held: u32,
     is_lossy: bool,
     /// There was an outcome since the last round.
     has_news: bool,
-    has_answered: bool,
     answered_at: Option<Instant>,
     /// How often it was left because it proved unreliable, and when it last was.
     falls: (u32, Option<Instant>),
@@ -32,14 +26,10 @@ impl Measured {
     pub(super) fn new(candidate: Candidate) -> Self {
         Self {
             candidate,
-            probe: None,
-            probed_at: None,
-            samples: Samples::default(),
-            missed: 0,
+            prober: Prober::new(PATIENCE),
             held: 0,
             is_lossy: false,
             has_news: false,
-            has_answered: false,
             answered_at: None,
             falls: (0, None),
             carrying: Carrying::default(),
@@ -52,12 +42,12 @@ impl Measured {
 
     /// The median of the last round trips; `None` if there is none, or if the path does not answer any more.
     pub(in crate::node) fn round_trip(&self) -> Option<Duration> {
-        self.samples.round_trip()
+        self.prober.round_trip()
     }
 
     /// The share of the last probes that were lost, in percent; `None` before the first outcome.
     pub(in crate::node) fn loss(&self) -> Option<u32> {
-        self.samples.loss()
+        self.prober.loss()
     }
 
     pub(super) fn merit(&self) -> Option<Merit> {
@@ -69,42 +59,38 @@ impl Measured {
     /// have most of the probes.
     pub(super) fn promise(&self) -> Option<Merit> {
         let merit = self.merit()?;
-        let newest = self.samples.newest().unwrap_or(merit.round_trip);
+        let newest = self.prober.newest_round_trip().unwrap_or(merit.round_trip);
         Some(Merit { round_trip: merit.round_trip.min(newest), ..merit })
     }
 
     pub(super) fn awaits(&self, number: u32) -> bool {
-        self.probe.is_some_and(|(sent, _)| sent == number)
+        self.prober.awaited() == Some(number)
     }
 
     pub(super) fn probed_at(&self) -> Option<Instant> {
-        self.probed_at
+        self.prober.probed_at()
     }
 
     pub(super) fn probed(&mut self, now: Instant, number: u32) {
-        (self.probe, self.probed_at) = (Some((number, now)), Some(now));
+        self.prober.probed(now, number);
     }
 
-    pub(super) fn answered(&mut self, now: Instant) {
-        let Some((_, sent)) = self.probe.take() else { return };
-        self.samples.note_answer(now.saturating_duration_since(sent));
-        (self.missed, self.has_answered) = (0, true);
-        self.held += 1;
-        self.answered_at = Some(now);
-        self.judge_loss();
+    pub(super) fn answered(&mut self, now: Instant, number: u32) {
+        if self.prober.answered(now, number) {
+            self.held += 1;
+            self.answered_at = Some(now);
+            self.judge_loss();
+        }
     }
 
     /// Counts a probe as lost if its answer is overdue.
     pub(super) fn expire(&mut self, now: Instant) {
-        if self.probe.is_some_and(|(_, sent)| now >= sent + self.patience()) {
-            self.probe = None;
-            self.missed += 1;
+        if self.prober.expire(now) {
             self.held = 0;
-            self.samples.note_loss();
             self.judge_loss();
             if self.is_silent() {
                 // What it was like before says little about when it is back.
-                self.samples.forget_round_trips();
+                self.prober.forget_round_trips();
             }
         }
         if self.falls.1.is_some_and(|at| now >= at + FORGIVEN_AFTER) {
@@ -129,12 +115,12 @@ impl Measured {
 
     /// The answer to the probe under way would not be known.
     pub(super) fn forget_probe(&mut self) {
-        self.probe = None;
+        self.prober.forget_probe();
     }
 
     fn judge_loss(&mut self) {
         self.has_news = true;
-        self.is_lossy = if self.is_lossy { self.held < self.probation() } else { self.samples.lost_among(6) >= 3 };
+        self.is_lossy = if self.is_lossy { self.held < self.probation() } else { self.prober.lost_among(6) >= 3 };
     }
 
     /// Answers in a row that make a lossy path a good one again.
@@ -155,45 +141,40 @@ impl Measured {
 
     /// Probes lost since the last answer.
     pub(super) fn missed(&self) -> u32 {
-        self.missed
+        self.prober.missed()
     }
 
     /// Its last probe was lost.
     pub(super) fn is_missing(&self) -> bool {
-        self.missed > 0
+        self.missed() > 0
     }
 
     /// It does not answer any more, or never did.
     pub(super) fn is_silent(&self) -> bool {
-        self.missed >= SILENT
+        self.prober.is_silent()
     }
 
     /// It answered the last probe.
     pub(super) fn is_answering(&self) -> bool {
-        self.has_answered && self.missed == 0
+        self.answered_at.is_some() && self.missed() == 0
     }
 
     /// It was measured often enough to be chosen without need.
     pub(super) fn is_trusted(&self) -> bool {
-        self.is_answering() && self.samples.round_trips() >= TRUSTED
+        self.is_answering() && self.prober.is_known()
     }
 
     /// Whether it is to be probed at this time. A path that never answers is probed less and less often.
     pub(super) fn is_due(&self, now: Instant) -> bool {
-        let patient = if self.has_answered { ANSWERED_BEFORE } else { NEVER_ANSWERED };
-        let pause = match self.missed.checked_sub(patient) {
+        let patient = if self.answered_at.is_some() { ANSWERED_BEFORE } else { NEVER_ANSWERED };
+        let pause = match self.missed().checked_sub(patient) {
             None => Duration::ZERO,
             Some(more) => (MIN_PAUSE * (1 << more.min(8))).min(MAX_PAUSE),
         };
-        self.probe.is_none() && self.probed_at.is_none_or(|at| now >= at + pause)
-    }
-
-    fn patience(&self) -> Duration {
-        self.round_trip().map_or(MAX_PATIENCE, |usual| (usual * 2 + MIN_PATIENCE / 2).clamp(MIN_PATIENCE, MAX_PATIENCE))
+        self.prober.is_due(now, pause)
     }
 }
 
-/// Round trips to know before a path is chosen.
 /// What counts about a path, the most important first; the less, the better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Merit {
@@ -220,18 +201,14 @@ impl Merit {
     }
 }
 
-const TRUSTED: usize = 3;
-/// Lost probes in a row after which a path counts as dead.
-const SILENT: u32 = 3;
 /// Answers in a row after which a path that lost probes is trusted again. It doubles each time it has to be left.
 const CLEAN: u32 = 4;
 /// What happened so long ago does not count.
 const FORGIVEN_AFTER: Duration = Duration::from_secs(300);
 /// How long an answer shows that a path lives.
 const LATELY: Duration = Duration::from_secs(5);
-/// A little less than a round.
-const MIN_PATIENCE: Duration = Duration::from_millis(900);
-const MAX_PATIENCE: Duration = Duration::from_secs(3);
+/// At least a little less than a round.
+const PATIENCE: Patience = Patience { least: Duration::from_millis(900), most: Duration::from_secs(3) };
 /// Lost probes in a row after which a path is probed less often.
 const NEVER_ANSWERED: u32 = 3;
 const ANSWERED_BEFORE: u32 = 60;

@@ -22,7 +22,6 @@ pub(super) use self::carrying::Load;
 use self::measured::Measured;
 pub use self::status::PathStatus;
 pub use self::verdict::{PathReason, PathVerdict};
-use super::relay_choice::PROBE_MARK;
 use crate::index::Hop;
 use crate::tunnel::Tunnel;
 use crate::wire::path_probe::{Answerer, PathProbe, PathReply};
@@ -294,7 +293,7 @@ impl Choice {
         if reply.by != Answerer::Echoes && came_by != Some(way.way()) {
             return false;
         }
-        way.answered(now);
+        way.answered(now, reply.number);
         if let Some(load) = load {
             way.note_load(now, load);
         }
@@ -403,7 +402,7 @@ impl Choice {
         let mut probes = Vec::with_capacity(chosen.len());
         for n in chosen {
             let Some(way) = self.ways.get_mut(n) else { continue };
-            let number = self.numbers.next_u32() & !PROBE_MARK;
+            let number = PathProbe::number(self.numbers.next_u32());
             way.probed(now, number);
             probes.push((way.way(), PathProbe { number, in_use: leads && way.way() == current, span: 0 }));
         }

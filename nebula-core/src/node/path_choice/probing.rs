@@ -98,13 +98,10 @@ impl Paths<'_> {
         }
     }
 
-    /// Answers a probe by the path that it came by. Returns `false` if this node does not measure.
-    pub(in crate::node) fn answer_probe(&mut self, tunnel: &Tunnel, from: Origin, probe: PathProbe) -> bool {
-        if !self.config.measure_paths {
-            return false;
-        }
+    /// Answers a probe by the path that it came by.
+    pub(in crate::node) fn answer_probe(&mut self, tunnel: &Tunnel, from: Origin, probe: PathProbe) {
         if from.endpoint().is_some_and(|at| !self.config.may_be_at(&tunnel.peer_addresses, at)) {
-            return true;
+            return;
         }
         let goes_first =
             self.config.identity.networks().first().map(ipnet::IpNet::addr) < tunnel.peer_addresses.first().copied();
@@ -120,7 +117,6 @@ impl Paths<'_> {
         {
             self.outbox.answer(self.hops, from, reply);
         }
-        true
     }
 
     /// A probe came back. Returns what became of the datagrams that the relay in use was given, if the peer tells.

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::probe::SHORT;
-use super::{Probe, Step};
+use super::Step;
 use crate::counters::{Counter, Direction};
 use crate::index::LocalIndex;
 use crate::node::Node;
@@ -15,6 +14,7 @@ use crate::node::timer::Due;
 use crate::node::tunnels::Live;
 use crate::tunnel::{PathState, Tunnel};
 use crate::wire::header::MessageType;
+use crate::wire::size_probe::SizeReply;
 use crate::{DropReason, Origin, PacketOwned, Punt};
 
 impl Node {
@@ -93,25 +93,32 @@ impl Paths<'_> {
         self.take_step(index, step);
     }
 
-    /// The peer answered a test request. An answer that came by another path says nothing about the present one.
-    pub(in crate::node) fn handle_probe_reply(&mut self, tunnel: &Tunnel, from: Origin, body: &[u8]) {
-        let reply = Probe::read_reply(body);
-        let is_garbled = reply.is_none() && body.len() == usize::from(SHORT);
-        if !(reply.is_some() || is_garbled) || !self.hops.is_path_to(tunnel, from) {
+    /// A peer that examines the path is about to use it, and waits for answers that this node has to give by it.
+    pub(in crate::node) fn examine_with_peer(&mut self, tunnel: &Tunnel) {
+        if tunnel.path_limit.claim() {
+            self.examine(tunnel.local_index, None);
+        }
+    }
+
+    /// The peer answered a probe. An answer that came by another path says nothing about the present one.
+    pub(in crate::node) fn handle_size_reply(&mut self, tunnel: &Tunnel, from: Origin, reply: SizeReply) {
+        if !self.hops.is_path_to(tunnel, from) {
             return;
         }
         let Some(live) = self.tunnels.get_mut(tunnel.local_index) else { return };
         if tunnel.path_limit.state() == PathState::Unexamined {
             return;
         }
-        let sent = tunnel.session.next_counter();
+        let (sent, is_direct) = (tunnel.session.next_counter(), matches!(from, Origin::Direct(_)));
         let step = match reply {
-            Some((probe, is_ours)) => {
-                self.outbox.counters().add(Counter::PathProbesAnswered, 1);
-                live.path_mtu.answered(self.now, sent, probe, is_ours || matches!(from, Origin::Direct(_)))
-            }
-            None => live.path_mtu.refused(self.now, sent),
+            SizeReply::Marked(probe) => live.path_mtu.answered(self.now, sent, probe, true),
+            // A relay returns what may have come from any release.
+            SizeReply::Returned(probe) => live.path_mtu.answered(self.now, sent, probe, is_direct),
+            SizeReply::Garbled => live.path_mtu.refused(self.now, sent),
         };
+        if reply != SizeReply::Garbled {
+            self.outbox.counters().add(Counter::PathProbesAnswered, 1);
+        }
         match step {
             Some(step) => self.take_step(tunnel.local_index, step),
             None => tunnel.path_limit.set(live.path_mtu.state()),

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use super::ladder::MAX_PROBE;
 use super::*;
 
 #[allow(clippy::disallowed_methods, reason = "a base for virtual time")]
@@ -15,7 +16,7 @@ struct Path {
     now: Instant,
     due: Option<Instant>,
     /// Answers on their way, in order of arrival.
-    answers: Vec<(Instant, Probe)>,
+    answers: Vec<(Instant, SizeProbe)>,
     mtu: u16,
     round_trip: Duration,
     /// Every n-th probe is lost; 0: none.
@@ -316,7 +317,7 @@ fn answers_by_an_earlier_path_and_invented_ones_say_nothing() {
     path.run(FAST, 0);
     let (_, old) = path.answers.remove(0);
     let mut path = Path { mtu: 1200 - OVERHEAD, ..path }.begin(TUN);
-    for probe in [old, Probe { number: 99, ..old }, Probe { number: 1, size: 9000, ..old }] {
+    for probe in [old, SizeProbe { number: 99, ..old }, SizeProbe { number: 1, size: 9000, ..old }] {
         assert_eq!(path.search.answered(path.now, path.sent, probe, true), None);
     }
     path.run(SECOND, 0);

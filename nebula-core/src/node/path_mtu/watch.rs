@@ -22,16 +22,47 @@ pub(super) struct Watch {
     /// Silence is no reason for a check before, and how long it is none after the next check.
     check_after: Instant,
     pause: Duration,
+    /// When the traffic check last found that something was sent.
+    used_at: Instant,
+    /// Another look is due.
+    is_on: bool,
 }
 
 impl Watch {
     pub(super) fn new(now: Instant) -> Self {
-        Self { last: Carried::default(), tests: 0, unheard: 0, quiet: 0, check_after: now, pause: FIRST_PAUSE }
+        Self {
+            last: Carried::default(),
+            tests: 0,
+            unheard: 0,
+            quiet: 0,
+            check_after: now,
+            pause: FIRST_PAUSE,
+            used_at: now,
+            is_on: false,
+        }
     }
 
     /// A test of the path, or an answer to one, was received.
     pub(super) fn note_test(&mut self) {
         self.tests += 1;
+    }
+
+    /// The traffic check found that something was sent.
+    pub(super) fn note_used(&mut self, now: Instant) {
+        self.used_at = now;
+    }
+
+    /// Whether that was lately.
+    pub(super) fn was_used(&self, now: Instant) -> bool {
+        now < self.used_at + USED_FOR
+    }
+
+    pub(super) fn is_on(&self) -> bool {
+        self.is_on
+    }
+
+    pub(super) fn turn(&mut self, on: bool) {
+        self.is_on = on;
     }
 
     /// Begins with the traffic from now on.
@@ -65,6 +96,8 @@ impl Watch {
     }
 }
 
+/// How long what a traffic check found holds: until the next one, which may come a little late.
+const USED_FOR: Duration = Duration::from_secs(6);
 /// Looks in a row that make silence: an answer may take one or two.
 const UNHEARD: u32 = 2;
 /// Looks without anything sent after which the tunnel counts as idle. The pauses between the attempts of a connection are longer

@@ -2,31 +2,32 @@
 
 use std::time::{Duration, Instant};
 
-use crate::node::samples::Samples;
+use crate::node::prober::{Patience, Prober, SILENT};
 
 /// The latest probes of one relay. Sends nothing: it says when the next probe is due.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Gauge {
-    /// The probe under way, and when it was sent.
-    probe: Option<(u32, Instant)>,
-    probed_at: Option<Instant>,
-    samples: Samples,
-    /// Probes lost since the last answer.
-    missed: u32,
+    prober: Prober,
     is_lossy: bool,
     /// Quick probes left after a loss, and when they began.
     burst: (u32, Option<Instant>),
 }
 
+impl Default for Gauge {
+    fn default() -> Self {
+        Self { prober: Prober::new(PATIENCE), is_lossy: false, burst: (0, None) }
+    }
+}
+
 impl Gauge {
     /// The median of the last round trips; `None` if there is none.
     pub(super) fn round_trip(&self) -> Option<Duration> {
-        self.samples.round_trip()
+        self.prober.round_trip()
     }
 
     /// The share of the last probes that were lost, in percent; `None` before the first outcome.
     pub(super) fn loss(&self) -> Option<u32> {
-        self.samples.loss()
+        self.prober.loss()
     }
 
     /// Many of the last probes were lost.
@@ -36,48 +37,45 @@ impl Gauge {
 
     /// It does not answer any more.
     pub(super) fn is_silent(&self) -> bool {
-        self.missed >= SILENT
+        self.prober.is_silent()
     }
 
     /// It was probed often enough to be compared with others.
     pub(super) fn is_trusted(&self) -> bool {
-        let known = self.samples.round_trips();
-        known >= TRUSTED || self.samples.outcomes() >= u8::BITS && known > 0
+        let has_many_outcomes = self.prober.outcomes() >= u8::BITS;
+        self.prober.is_known() || has_many_outcomes && self.prober.round_trips() > 0
     }
 
     /// Forgets everything but the round trip and the loss, before a new series of probes.
     pub(super) fn restart(&mut self) {
-        let mut samples = std::mem::take(&mut self.samples);
-        samples.restart();
-        *self = Self { samples, is_lossy: self.is_lossy, ..Self::default() };
+        self.prober.restart();
+        self.burst = (0, None);
     }
 
     pub(super) fn probed(&mut self, now: Instant, number: u32) {
-        (self.probe, self.probed_at) = (Some((number, now)), Some(now));
+        self.prober.probed(now, number);
         self.burst.0 = self.burst.0.saturating_sub(1);
     }
 
     /// Returns whether this answers the probe under way.
     pub(super) fn answered(&mut self, now: Instant, number: u32) -> bool {
-        let Some((_, sent)) = self.probe.take_if(|(awaited, _)| *awaited == number) else { return false };
-        self.samples.note_answer(now.saturating_duration_since(sent));
-        self.missed = 0;
-        self.judge_loss();
-        true
+        let is_answer = self.prober.answered(now, number);
+        if is_answer {
+            self.judge_loss();
+        }
+        is_answer
     }
 
     /// The number of the probe under way.
     pub(super) fn awaited(&self) -> Option<u32> {
-        self.probe.map(|(number, _)| number)
+        self.prober.awaited()
     }
 
     /// Counts a probe as lost if its answer is overdue.
     pub(super) fn expire(&mut self, now: Instant) {
-        if self.probe.take_if(|(_, sent)| now >= *sent + PATIENCE).is_none() {
+        if !self.prober.expire(now) {
             return;
         }
-        self.missed += 1;
-        self.samples.note_loss();
         self.judge_loss();
         if self.burst.1.is_none_or(|at| now >= at + BURST_EVERY) {
             self.burst = (BURST, Some(now));
@@ -85,27 +83,23 @@ impl Gauge {
     }
 
     fn judge_loss(&mut self) {
-        let lost = self.samples.lost_among(WINDOW);
+        let lost = self.prober.lost_among(WINDOW);
         self.is_lossy = if self.is_lossy { lost > 1 } else { lost >= 3 };
     }
 
     /// When the next probe is due, or when the one under way counts as lost.
     pub(super) fn next(&self, now: Instant) -> Instant {
-        let Some(last) = self.probed_at else { return now };
-        if self.probe.is_some() {
-            return last + PATIENCE;
-        }
-        let is_new = self.samples.outcomes() < FIRST_PROBES;
-        last + if is_new { FIRST_PAUSE } else { self.pause() }
+        self.prober.next(now, self.pause())
     }
 
     /// Whether to send a probe at this time.
     pub(super) fn is_due(&self, now: Instant) -> bool {
-        self.probe.is_none() && now >= self.next(now)
+        self.prober.is_due(now, self.pause())
     }
 
     fn pause(&self) -> Duration {
-        match (self.missed, self.burst.0) {
+        match (self.prober.missed(), self.burst.0) {
+            _ if self.prober.outcomes() < FIRST_PROBES => FIRST_PAUSE,
             (0, 0) => PROBE_EVERY,
             // A silent relay that is still used has no better one in its place.
             (missed, _) if missed > SILENT => PROBE_EVERY,
@@ -114,13 +108,10 @@ impl Gauge {
     }
 }
 
-const TRUSTED: usize = 3;
-/// Lost probes in a row after which a relay counts as dead.
-const SILENT: u32 = 3;
 /// Losses count among so many probes.
 const WINDOW: u32 = 6;
 /// A relay that answers later is of little use.
-const PATIENCE: Duration = Duration::from_secs(1);
+const PATIENCE: Patience = Patience { least: Duration::from_secs(1), most: Duration::from_secs(1) };
 /// Two datagrams each way in a minute. The tunnel needs them, too: they find out that the relay is gone.
 const PROBE_EVERY: Duration = Duration::from_secs(30);
 /// A new relay is measured at once.

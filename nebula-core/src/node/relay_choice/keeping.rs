@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use rand_chacha::rand_core::RngCore as _;
 
-use super::{OfferedRelay, PROBE_MARK, RelayChoice, Standing};
+use super::{OfferedRelay, RelayChoice, Standing};
 use crate::config::Config;
 use crate::index::{LocalIndex, RelayIndex};
 use crate::node::Node;
@@ -15,7 +15,7 @@ use crate::node::timer::Due;
 use crate::relay::{HopKey, Kind};
 use crate::tunnel::Tunnel;
 use crate::wire::header::MessageType;
-use crate::wire::path_probe::{PathProbe, PathReply};
+use crate::wire::path_probe::PathProbe;
 use crate::{Origin, TunnelDownReason};
 
 impl Node {
@@ -94,7 +94,7 @@ impl Node {
         }
         for (relay, number) in round.probe {
             if let Some(tunnel) = self.forwarder.tunnels().by_address(relay) {
-                let probe = PathProbe { number: number | PROBE_MARK, in_use: true, span: 0 };
+                let probe = PathProbe::of_relay(number);
                 let body = if tunnel.answers_long_tests { probe.request() } else { Vec::new() };
                 // As a test of the tunnel it also finds out that the relay is gone.
                 self.outbox.message(&tunnel, MessageType::TestRequest, &body);
@@ -150,30 +150,24 @@ impl Node {
         }
     }
 
-    /// Handles the answer to a test request. Returns whether a relay was measured by it.
+    /// A peer answered the probe of a relay. Returns whether it was awaited from there.
     pub(in crate::node) fn note_relay_answer(
         &mut self,
         now: Instant,
         tunnel: &Tunnel,
         from: Origin,
-        reply: Option<PathReply>,
+        number: u32,
     ) -> bool {
-        let Some(choice) = &mut self.relay_choice else { return false };
-        if from.endpoint().is_none() {
-            return false;
-        }
-        match reply {
-            Some(PathReply { number, .. }) => {
-                let is_mine = number & PROBE_MARK != 0;
-                let number = number & !PROBE_MARK;
-                is_mine && tunnel.peer_addresses.iter().any(|relay| choice.answered(now, *relay, number))
-            }
-            None if !tunnel.answers_long_tests => {
-                // The same answer may be to another test, and moves the tunnel as usual.
-                tunnel.peer_addresses.iter().any(|relay| choice.answered_any(now, *relay));
-                false
-            }
-            None => false,
+        let Some(choice) = self.relay_choice.as_mut().filter(|_| from.endpoint().is_some()) else { return false };
+        tunnel.peer_addresses.iter().any(|relay| choice.answered(now, *relay, number))
+    }
+
+    /// A peer answered a test request that had no number. If the peer cannot return one, that may be the probe of a relay; it
+    /// may also be another test, so the answer counts as one to that, too.
+    pub(in crate::node) fn note_relay_alive(&mut self, now: Instant, tunnel: &Tunnel, from: Origin) {
+        let Some(choice) = self.relay_choice.as_mut().filter(|_| from.endpoint().is_some()) else { return };
+        if !tunnel.answers_long_tests {
+            tunnel.peer_addresses.iter().any(|relay| choice.answered_any(now, *relay));
         }
     }
 

@@ -24,8 +24,9 @@ pub(super) use self::offers::{Offers, lot};
 use self::relay::{Relay, Stage};
 pub use self::status::{OfferedRelay, RelayReason, RelayTrouble};
 use super::path_choice::Load;
-use super::samples::worth_a_change;
+use super::prober::worth_a_change;
 use crate::capture::scramble_address;
+use crate::wire::path_probe::PathProbe;
 
 /// What is known about the relays that lighthouses offer. Sends nothing: each round returns what to do.
 #[derive(Debug)]
@@ -277,7 +278,7 @@ impl RelayChoice {
             round.request.push(address);
         }
         if relay.gauge.is_due(now) {
-            let number = self.numbers.next_u32() & !PROBE_MARK;
+            let number = PathProbe::number(self.numbers.next_u32());
             relay.gauge.probed(now, number);
             round.probe.push((address, number));
         }
@@ -484,8 +485,6 @@ const CHOSEN: usize = 2;
 /// Relays that a lighthouse may offer, and those that are remembered of all lighthouses.
 pub(super) const MAX_OFFERS: usize = crate::wire::messages::MAX_RELAYS;
 const MAX_KNOWN: usize = 32;
-/// Tells the numbers of these probes on the wire from those of path choice.
-pub(super) const PROBE_MARK: u32 = 1 << 31;
 /// A relay that no lighthouse offers any more is left after this time: an offer may be missing for a while.
 const FORGET_AFTER: Duration = Duration::from_secs(300);
 /// How long the handshake with a relay may take.

@@ -8,7 +8,7 @@ use super::RETRY_AFTER;
 use super::gauge::Gauge;
 use super::reports::Reports;
 use super::status::{RelayReason, RelayTrouble};
-use crate::node::samples::worth_a_change;
+use crate::node::prober::worth_a_change;
 
 /// One relay that a lighthouse offered.
 #[derive(Debug)]

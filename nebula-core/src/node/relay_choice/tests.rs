@@ -102,7 +102,7 @@ fn a_relay_cannot_tell_the_number_of_the_next_probe_from_those_before() {
     let distances: BTreeSet<_> = world.numbers.windows(2).map(|two| two[1].wrapping_sub(two[0])).collect();
     assert!(world.numbers.len() > 40 && distances.len() == world.numbers.len() - 1, "{:?}", world.numbers);
     assert!(
-        world.numbers.iter().all(|number| number & PROBE_MARK == 0),
+        world.numbers.iter().all(|number| PathProbe::number(*number) == *number),
         "the mark tells them from those of path choice"
     );
 }

@@ -73,7 +73,7 @@ impl Samples {
 }
 
 /// A longer round trip than the result is a reason to change to a path or relay with this one.
-pub(super) fn worth_a_change(round_trip: Duration) -> Duration {
+pub(in crate::node) fn worth_a_change(round_trip: Duration) -> Duration {
     round_trip + (round_trip / 100 * MARGIN_PERCENT).max(MARGIN)
 }
 

@@ -10,23 +10,34 @@ use std::time::Duration;
 
 /// One probe. Its length is the size that it tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::node) struct Probe {
+pub(crate) struct SizeProbe {
     /// Tells probes by the present path from those by earlier ones.
-    pub(super) number: u32,
+    pub(crate) number: u32,
     /// When it was sent, since the search began. The peer returns it.
-    pub(super) stamp: Duration,
+    pub(crate) stamp: Duration,
     /// Length of the body in bytes, which is that of an overlay packet.
-    pub(super) size: u16,
+    pub(crate) size: u16,
 }
 
-impl Probe {
+/// The reply to a [`SizeProbe`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SizeReply {
+    /// The peer runs this program: it put a mark of its own on a short probe.
+    Marked(SizeProbe),
+    /// The peer, or a relay, returned what it got.
+    Returned(SizeProbe),
+    /// The peer returned something else in place of a short probe.
+    Garbled,
+}
+
+impl SizeProbe {
     /// Whether it tests nothing but what the peer does with it.
-    pub(super) fn is_short(&self) -> bool {
+    pub(crate) fn is_short(&self) -> bool {
         self.size <= SHORT
     }
 
     /// What to answer a request with this body: the same, except that a short one gets the mark of this program.
-    pub(in crate::node) fn reply(body: &[u8]) -> Cow<'_, [u8]> {
+    pub(crate) fn reply(body: &[u8]) -> Cow<'_, [u8]> {
         match Self::read(body) {
             Some(probe) if probe.is_short() => [REPLY, &body[MARK.len()..]].concat().into(),
             _ => body.into(),
@@ -34,21 +45,15 @@ impl Probe {
     }
 
     /// The body of the message: a mark, the number and the time, padded with zeros.
-    pub(super) fn body(&self) -> Vec<u8> {
+    pub(crate) fn body(&self) -> Vec<u8> {
         let micros = u64::try_from(self.stamp.as_micros()).unwrap_or(u64::MAX);
         let mut body = [&MARK[..], &self.number.to_be_bytes(), &micros.to_be_bytes()].concat();
         body.resize(body.len().max(self.size.into()), 0);
         body
     }
 
-    /// Reads the body of a reply, and whether this program wrote it; `None` if it answers something else.
-    pub(super) fn read_reply(body: &[u8]) -> Option<(Self, bool)> {
-        let own = Self::read_marked(body, REPLY).map(|probe| (probe, true));
-        own.or_else(|| Self::read(body).map(|probe| (probe, false)))
-    }
-
     /// Reads the body of a request; `None` if it asks something else.
-    pub(in crate::node) fn read(body: &[u8]) -> Option<Self> {
+    pub(crate) fn read(body: &[u8]) -> Option<Self> {
         Self::read_marked(body, MARK)
     }
 
@@ -62,11 +67,21 @@ impl Probe {
     }
 }
 
-/// Other test requests have an empty body.
+impl SizeReply {
+    /// Reads the body of a reply; `None` if it answers something else. A body that is garbled has nothing but its length, so
+    /// everything else of that length has to be ruled out before.
+    pub(crate) fn read(body: &[u8]) -> Option<Self> {
+        let own = SizeProbe::read_marked(body, REPLY).map(Self::Marked);
+        let returned = || SizeProbe::read(body).map(Self::Returned);
+        let garbled = || (body.len() == usize::from(SHORT)).then_some(Self::Garbled);
+        own.or_else(returned).or_else(garbled)
+    }
+}
+
 const MARK: &[u8; 4] = b"pmtu";
 const REPLY: &[u8; 4] = b"PMTU";
 /// Length of mark, number and time: the shortest body of all, and the longest that every release of Go Nebula survives.
-pub(super) const SHORT: u16 = 16;
+pub(crate) const SHORT: u16 = 16;
 
 #[cfg(test)]
 mod tests {
@@ -74,29 +89,29 @@ mod tests {
 
     #[test]
     fn a_probe_is_as_long_as_it_says_and_is_read_back_from_its_answer() {
-        let probe = Probe { number: 0xdead_beef, stamp: Duration::from_micros(1_234_567), size: 1240 };
+        let probe = SizeProbe { number: 0xdead_beef, stamp: Duration::from_micros(1_234_567), size: 1240 };
         let body = probe.body();
         assert_eq!(body.len(), 1240);
-        assert_eq!(Probe::read(&body), Some(probe));
+        assert_eq!(SizeProbe::read(&body), Some(probe));
     }
 
     #[test]
     fn a_short_probe_is_no_longer_than_every_release_of_go_survives_and_its_answer_tells_who_wrote_it() {
-        let probe = Probe { number: 7, stamp: Duration::from_micros(9), size: SHORT };
+        let probe = SizeProbe { number: 7, stamp: Duration::from_micros(9), size: SHORT };
         let body = probe.body();
         assert_eq!(body.len(), 16);
-        assert_eq!(Probe::read_reply(&body), Some((probe, false)), "Go Nebula 1.11 returns what it gets");
-        assert_eq!(Probe::read_reply(&Probe::reply(&body)), Some((probe, true)));
-        assert_eq!(Probe::read(&Probe::reply(&body)), None, "a reply is no request");
-        let long = Probe { size: 17, ..probe }.body();
-        assert_eq!(*Probe::reply(&long), long);
+        assert_eq!(SizeReply::read(&body), Some(SizeReply::Returned(probe)), "Go Nebula 1.11 returns what it gets");
+        assert_eq!(SizeReply::read(&SizeProbe::reply(&body)), Some(SizeReply::Marked(probe)));
+        assert_eq!(SizeProbe::read(&SizeProbe::reply(&body)), None, "a reply is no request");
+        let long = SizeProbe { size: 17, ..probe }.body();
+        assert_eq!(*SizeProbe::reply(&long), long);
     }
 
     #[test]
     fn other_replies_are_no_answers() {
         let long = vec![0; 1240];
         for body in [&b""[..], b"pmtu", b"pmtu0123", &long] {
-            assert_eq!(Probe::read(body), None);
+            assert_eq!((SizeProbe::read(body), SizeReply::read(body)), (None, None));
         }
     }
 }
