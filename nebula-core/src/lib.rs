@@ -4,16 +4,16 @@
 //!
 //! - [`Engine`]: the whole node as one value without IO. The program brings sockets and a clock; see below.
 //! - `io::Driver` (feature `io`, Linux): threads, a tun device and UDP sockets.
-//! - [`Node`] with one [`Lane`] per thread: what the driver is made of. The control plane ([`Node`]) is single-owner and
-//!   decides; the forwarding plane ([`Forwarder`]) moves packets on any number of threads.
+//! - [`Node`] with one [`Lane`] per thread: what the driver is made of. The control plane ([`Node`]) is single-owner
+//!   and decides; the forwarding plane ([`Forwarder`]) moves packets on any number of threads.
 //!
 //! All but the driver are sans-IO: time, randomness and bytes are passed in as arguments, and actions are returned as
 //! values. The feature `simulator` adds a network of many nodes on one virtual clock.
 //!
 //! # A node on a socket of the program
 //!
-//! Every call of an [`Engine`] returns all that is to be done then, and [`Engine::poll_timeout`] says when to call it again
-//! at the latest. The program writes the IP packets of the overlay itself, or has a TCP stack that does.
+//! Every call of an [`Engine`] returns all that is to be done then, and [`Engine::poll_timeout`] says when to call it
+//! again at the latest. The program writes the IP packets of the overlay itself, or has a TCP stack that does.
 //!
 //! ```
 //! use std::io::Result;
@@ -111,8 +111,8 @@
 //!
 //! # With the driver
 //!
-//! Join a network with a tun device (needs CAP_NET_ADMIN; the device has no address yet: give it the certificate's). The
-//! driver touches nothing of the process but its own threads and descriptors:
+//! Join a network with a tun device (needs CAP_NET_ADMIN; the device has no address yet: give it the certificate's).
+//! The driver touches nothing of the process but its own threads and descriptors:
 //!
 //! ```no_run
 //! # #[cfg(feature = "io")]
@@ -128,9 +128,9 @@
 //!
 //! # With threads of the program
 //!
-//! [`Forwarder::outbound`] and [`Forwarder::inbound`] do the work of a data thread, each thread with a [`Lane`] of its own:
-//! send [`Lane::runs`] after either, and deliver [`Lane::deliveries`]. What a lane cannot finish is handed to the node,
-//! whose own output is drained after every call:
+//! [`Forwarder::outbound`] and [`Forwarder::inbound`] do the work of a data thread, each thread with a [`Lane`] of
+//! its own: send [`Lane::runs`] after either, and deliver [`Lane::deliveries`]. What a lane cannot finish is handed
+//! to the node, whose own output is drained after every call:
 //!
 //! ```
 //! use std::net::SocketAddr;
@@ -156,9 +156,9 @@
 //!
 //! # Time
 //!
-//! Everything happens at an [`Instant`](std::time::Instant) of the caller's clock, which never goes backwards; spans are
-//! [`Duration`](std::time::Duration)s. The time of day enters by [`WallClock`] alone, and only certificates hold it
-//! (`nebula_cert::UnixTime`, whole seconds).
+//! Everything happens at an [`Instant`](std::time::Instant) of the caller's clock, which never goes backwards; spans
+//! are [`Duration`](std::time::Duration)s. The time of day enters by [`WallClock`] alone, and only certificates hold
+//! it (`nebula_cert::UnixTime`, whole seconds).
 //!
 //! # Examples
 //!

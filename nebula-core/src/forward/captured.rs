@@ -140,7 +140,8 @@ impl Captured<'_, '_> {
         };
         let first = First { flow: &parsed.flow, opens, led_to: None, now };
         let (course, is_new) = match forwarder.translations.course(self.current, first, &mut is_tracked) {
-            // The other end opened the flow by a tunnel that is for its address. A pod may speak before the cluster shows it.
+            // The other end opened the flow by a tunnel that is for its address. A pod may speak before the cluster
+            // shows it.
             Err(NoCourse::Unknown) if is_tracked(&parsed.flow) => {
                 forwarder.translations.seal(&[parsed.flow], now);
                 (Course::Direct, false)
@@ -236,5 +237,4 @@ pub(super) fn tcp_flags(packet: &[u8], parsed: &Packet) -> u8 {
 
 #[cfg(test)]
 #[cfg(not(loom))]
-#[path = "captured_tests.rs"]
 mod tests;

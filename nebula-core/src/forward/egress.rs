@@ -89,8 +89,8 @@ struct Passage<'a> {
 }
 
 impl<'a> Egress<'a> {
-    /// Routes, filters and seals a packet in this form. With the hash of its flow in the cache of courses, notes there that
-    /// the next packets need neither be routed nor filtered.
+    /// Routes, filters and seals a packet in this form. With the hash of its flow in the cache of courses, notes
+    /// there that the next packets need neither be routed nor filtered.
     #[inline(always)]
     pub(super) fn carry(
         &mut self,

@@ -30,8 +30,8 @@ pub struct Route {
 pub enum Capture {
     /// The destination is an enrolled pod; the flow goes on as it is.
     Peer,
-    /// The flow goes on with these addresses and ports: to the endpoint of a Service that it has or would get, or to an
-    /// enrolled pod from another port.
+    /// The flow goes on with these addresses and ports: to the endpoint of a Service that it has or would get, or to
+    /// an enrolled pod from another port.
     Translated(FlowKey),
     /// The endpoint that it has or would get is this node itself.
     ToSelf,
@@ -39,7 +39,8 @@ pub enum Capture {
     Clear,
     /// Nothing is known about the destination: packets wait for a moment and are then dropped.
     Unknown,
-    /// It is answered like a closed port: a Service without an endpoint to choose, or a destination that policy excludes.
+    /// It is answered like a closed port: a Service without an endpoint to choose, or a destination that policy
+    /// excludes.
     Refused,
 }
 

@@ -13,8 +13,8 @@ use crate::wire::ip::Packet;
 use crate::{DropReason, PacketOwned, Punt};
 
 impl Egress<'_> {
-    /// The path of a packet to `peer`, for a tunnel whose path is not open: it may not carry the packet, or it may be another
-    /// one soon. See [`Egress::examine`].
+    /// The path of a packet to `peer`, for a tunnel whose path is not open: it may not carry the packet, or it may be
+    /// another one soon. See [`Egress::examine`].
     ///
     /// # Errors
     /// Also returns [`Stop::NoTunnel`] if there is no path, or none that this packet may take.
@@ -34,12 +34,12 @@ impl Egress<'_> {
         self.forwarder.carrier_for(tunnel, bytes).ok_or(Stop::NoTunnel(peer))
     }
 
-    /// Examines a packet for a tunnel whose path is not known to carry everything. Has the path examined if nobody has done
-    /// that, lowers the segment size of a new connection, and answers a packet that is too large.
+    /// Examines a packet for a tunnel whose path is not known to carry everything. Has the path examined if nobody
+    /// has done that, lowers the segment size of a new connection, and answers a packet that is too large.
     ///
     /// # Errors
-    /// Returns [`DropReason::TooBig`] if the packet must not be sent. One that may be fragmented on the way is sent all the
-    /// same: its sender is told, and until it listens, the underlay may do what the overlay does not. Returns
+    /// Returns [`DropReason::TooBig`] if the packet must not be sent. One that may be fragmented on the way is sent
+    /// all the same: its sender is told, and until it listens, the underlay may do what the overlay does not. Returns
     /// [`Stop::Punted`] if the packet has to wait until the path was examined.
     fn examine(&mut self, packet: &mut Outgoing<'_>, tunnel: &Tunnel) -> Result<(), Stop> {
         let limit = match tunnel.path_limit.state() {
@@ -63,8 +63,9 @@ impl Egress<'_> {
         if may_be_fragmented(packet.bytes, longest) { Ok(()) } else { Err(DropReason::TooBig.into()) }
     }
 
-    /// Asks the control plane to examine the path, if nobody did. Meanwhile the opening of a TCP connection waits: what it
-    /// announces holds for good, and a peer that examines nothing would send what never arrives. Everything else passes.
+    /// Asks the control plane to examine the path, if nobody did. Meanwhile the opening of a TCP connection waits:
+    /// what it announces holds for good, and a peer that examines nothing would send what never arrives. Everything
+    /// else passes.
     fn have_examined(&mut self, packet: &Outgoing<'_>, tunnel: &Tunnel) -> Result<(), Stop> {
         let is_first = tunnel.path_limit.claim();
         let opens = mss::announced(packet.bytes, packet.parsed).is_some();

@@ -123,8 +123,9 @@ impl Forwarder {
         self.snapshot.store(Arc::new(Snapshot { capture: directory.map(Current::new), ..Snapshot::clone(&old) }));
     }
 
-    /// Takes over flows that programs of this node opened before this program started, as an earlier one gave them their
-    /// endpoints, or the primary network before. Of those that are not translated it is noted that they were in a tunnel.
+    /// Takes over flows that programs of this node opened before this program started, as an earlier one gave them
+    /// their endpoints, or the primary network before. Of those that are not translated it is noted that they were in
+    /// a tunnel.
     pub(crate) fn resume(&self, flows: &[OpenedBefore], now: Instant) {
         if let Some(current) = &self.snapshot.load().capture {
             flows.iter().for_each(|flow| self.translations.resume(current, flow, now));
@@ -138,8 +139,8 @@ impl Forwarder {
         }
     }
 
-    /// Notes the flows with pods that `old` has and `new` has not, so that nothing of them leaves in clear: also those
-    /// whose packets only came from the pod so far.
+    /// Notes the flows with pods that `old` has and `new` has not, so that nothing of them leaves in clear: also
+    /// those whose packets only came from the pod so far.
     pub(crate) fn seal_flows(&self, old: &dyn Directory, new: &dyn Directory, now: Instant) {
         let mut gone = HashMap::new();
         let mut flows = Vec::new();
@@ -154,7 +155,8 @@ impl Forwarder {
         }
     }
 
-    /// Replaces the networks behind other nodes. Keeps rules and known flows, so it is cheap enough to be called often.
+    /// Replaces the networks behind other nodes. Keeps rules and known flows, so it is cheap enough to be called
+    /// often.
     pub(crate) fn set_subnets(&self, networks: &[IpNet], subnets: &[SubnetRoute]) {
         let old = self.snapshot.load();
         let routes = Arc::new(Routes::new(networks, subnets, Some(&old.routes)));
@@ -166,7 +168,8 @@ impl Forwarder {
         self.snapshot.load().routes.shared_gateways().clone()
     }
 
-    /// Forgets the moved flows that are over, and those whose gateway is dead: with their next packet they get another.
+    /// Forgets the moved flows that are over, and those whose gateway is dead: with their next packet they get
+    /// another.
     pub(crate) fn expire_moved_flows(&self) {
         let routes = Arc::clone(&self.snapshot.load().routes);
         let is_alive = |gateway| routes.shared_gateways().get(&gateway).is_some_and(|health| health.is_alive());
@@ -219,8 +222,8 @@ impl Forwarder {
         sum
     }
 
-    /// Expires flows that were idle for too long. New flows evict expired ones as well; this call covers times without
-    /// new flows. Cheap if called often.
+    /// Expires flows that were idle for too long. New flows evict expired ones as well; this call covers times
+    /// without new flows. Cheap if called often.
     pub(crate) fn expire_flows(&self, now: Instant) {
         self.conntrack.expire(now, &self.snapshot.load().filter);
     }

@@ -27,7 +27,8 @@ impl Forwarder {
     /// Turns underlay datagrams into overlay (super-)packets in `lane`. Decrypts in place in `buffer`; whatever needs
     /// the control plane is punted.
     ///
-    /// All slots of one call must lie in one `buffer`; deliveries point into it, so write them out before it is reused.
+    /// All slots of one call must lie in one `buffer`; deliveries point into it, so write them out before it is
+    /// reused.
     pub fn inbound(&self, lane: &mut Lane, now: Instant, buffer: &mut [u8], received: &[Received]) {
         inbound(self, lane, now, buffer, received);
     }

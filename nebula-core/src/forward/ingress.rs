@@ -80,9 +80,9 @@ impl Ingress<'_> {
         any
     }
 
-    /// Marks the peer as heard from in a run of datagrams, and tells the control plane if the tunnel is thereby confirmed or
-    /// the peer seems to have roamed. If all that came `only_measures` another path or a relay, that does not show that the
-    /// path in use works.
+    /// Marks the peer as heard from in a run of datagrams, and tells the control plane if the tunnel is thereby
+    /// confirmed or the peer seems to have roamed. If all that came `only_measures` another path or a relay, that
+    /// does not show that the path in use works.
     pub(super) fn hear(&mut self, tunnel: &Tunnel, from: Origin, run: &[Piece], only_measures: impl FnOnce() -> bool) {
         let index = tunnel.local_index;
         if !tunnel.is_confirmed() && !self.batch.confirmed.contains(&index) {

@@ -14,10 +14,10 @@ impl Forwarder {
     /// Turns an overlay (super-)packet into sealed datagrams in `lane`.
     ///
     /// After [`Verdict::Transmit`] the lane's runs hold the datagrams (appended to those of earlier calls); after
-    /// [`Verdict::Punt`] the lane's punts hold a copy of the packet; after [`Verdict::Bypass`] the caller has to send the
-    /// packet, which is unchanged, on the primary network; a drop is already counted. Deliveries are answers to refused
-    /// packets, and packets of this node to itself, and must be written back to the device. Under capture `packet` may be
-    /// changed, and is of no use after any other verdict.
+    /// [`Verdict::Punt`] the lane's punts hold a copy of the packet; after [`Verdict::Bypass`] the caller has to send
+    /// the packet, which is unchanged, on the primary network; a drop is already counted. Deliveries are answers to
+    /// refused packets, and packets of this node to itself, and must be written back to the device. Under capture
+    /// `packet` may be changed, and is of no use after any other verdict.
     pub fn outbound(&self, lane: &mut Lane, now: Instant, packet: &mut [u8], offload: Offload) -> Verdict {
         let snapshot = self.snapshot.load();
         let mut stage = Egress { forwarder: self, snapshot: &snapshot, now, lane };

@@ -17,9 +17,9 @@ pub(crate) fn cut_delivery(lane: &Lane, memory: &[u8], delivery: &Delivery, each
     cut_packet(&whole, delivery.offload, each);
 }
 
-/// Cuts a (super-)packet into the packets that it stands for, as a network card does: calls `each` with every one, its
-/// lengths, identification, sequence number, flags and checksum completed. A packet that needs no cutting is passed on
-/// with its checksum completed.
+/// Cuts a (super-)packet into the packets that it stands for, as a network card does: calls `each` with every one,
+/// its lengths, identification, sequence number, flags and checksum completed. A packet that needs no cutting is
+/// passed on with its checksum completed.
 ///
 /// Returns the number of packets; 0 if the description contradicts the packet.
 ///

@@ -1,13 +1,14 @@
 //! The control plane of one node: it owns every control table and connects the parts.
 //!
-//! - Tables with their rules, which know nothing of each other's owner: `timer`, `tunnels`, `hops`, `outbox`, and `name_holders`, under
-//!   capture `held`, `incarnations`.
-//! - What needs several tables borrows them from [`Node`] for one call: `confirmation` (`Callers`), `paths`, `validation`, `path_mtu` and `path_choice` (`Paths`),
-//!   `relaying` (`Relaying`), `rendezvous` (`Rendezvous`). These send messages, but start no handshake and end no tunnel.
-//! - What starts handshakes or ends tunnels is a method of [`Node`]: `handshakes`, `life_cycle`, and the first block of
-//!   the files above. These call each other in circles, as the protocol does: a handshake asks the lighthouses for an
-//!   endpoint, and asking them may take a handshake.
-//!   `warm` is another of them: it keeps tunnels that nobody uses; and `gateways`, which decides which gateways take flows.
+//! - Tables with their rules, which know nothing of each other's owner: `timer`, `tunnels`, `hops`, `outbox`, and
+//!   `name_holders`, under capture `held`, `incarnations`.
+//! - What needs several tables borrows them from [`Node`] for one call: `confirmation` (`Callers`), `paths`,
+//!   `validation`, `path_mtu` and `path_choice` (`Paths`), `relaying` (`Relaying`), `rendezvous` (`Rendezvous`).
+//!   These send messages, but start no handshake and end no tunnel.
+//! - What starts handshakes or ends tunnels is a method of [`Node`]: `handshakes`, `life_cycle`, and the first block
+//!   of the files above. These call each other in circles, as the protocol does: a handshake asks the lighthouses for
+//!   an endpoint, and asking them may take a handshake. `warm` is another of them: it keeps tunnels that nobody uses;
+//!   and `gateways`, which decides which gateways take flows.
 //! - `inspect` has the read-only views.
 
 mod confirmation;
@@ -29,18 +30,18 @@ mod relay_choice;
 mod relayed;
 mod relaying;
 mod rendezvous;
+mod settings;
 mod test_messages;
 mod timer;
 mod tunnels;
 mod validation;
+mod wall_clock;
 mod warm;
 
-use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-use nebula_cert::UnixTime;
 use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
 
@@ -61,6 +62,7 @@ use self::timer::{Due, Timer};
 pub(crate) use self::tunnels::Established;
 use self::tunnels::Tunnels;
 use self::validation::Validations;
+pub use self::wall_clock::WallClock;
 pub(crate) use self::warm::MAX_KEPT;
 use self::warm::Warm;
 use crate::capture::OpenedBefore;
@@ -73,45 +75,13 @@ use crate::index::LocalIndex;
 use crate::lighthouse::{self, LocalAddress};
 use crate::tunnel::ReservedIndex;
 use crate::wire::header::MessageType;
-use crate::{Config, DropReason, Event, Forwarder, Origin, PacketOwned, Part, Punt, Seed, Transmit, TunnelDownReason};
-
-/// Maps the monotonic clock to the wall clock, for certificates and the handshake's Time field. It is the only place where
-/// wall-clock time enters a node: everything else is an [`Instant`] of the caller's clock.
-#[derive(Debug, Clone, Copy)]
-pub struct WallClock {
-    /// Monotonic time of the reading.
-    pub at: Instant,
-    /// Wall-clock time at that moment, since the Unix epoch.
-    pub unix: Duration,
-}
-
-impl WallClock {
-    /// The two clocks, read at the same moment: `WallClock::new(Instant::now(), SystemTime::now())`. A time before the Unix
-    /// epoch counts as the epoch.
-    #[must_use]
-    pub fn new(at: Instant, time: SystemTime) -> Self {
-        Self { at, unix: time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default() }
-    }
-
-    /// Returns the wall-clock time at `now`, since the Unix epoch.
-    #[must_use]
-    pub fn unix_at(&self, now: Instant) -> Duration {
-        match now.checked_duration_since(self.at) {
-            Some(since) => self.unix.saturating_add(since),
-            None => self.unix.saturating_sub(self.at.saturating_duration_since(now)),
-        }
-    }
-
-    /// Like [`WallClock::unix_at`], in whole seconds.
-    pub(crate) fn unix_seconds(&self, now: Instant) -> UnixTime {
-        UnixTime::try_from(self.unix_at(now).as_secs()).unwrap_or(UnixTime::MAX)
-    }
-}
+use crate::{Config, DropReason, Event, Forwarder, Origin, PacketOwned, Punt, Seed, Transmit, TunnelDownReason};
 
 /// The control plane of one node. It has no locks, reads no clock and owns no sockets; callers pass the time in.
 ///
 /// After any `handle_*` call, setter or [`Node::reconfigure`], drain [`Node::poll_transmit`], [`Node::poll_packet`],
-/// [`Node::poll_bypass`] and [`Node::poll_event`], then read [`Node::poll_timeout`]. The times passed in must never go backwards.
+/// [`Node::poll_bypass`] and [`Node::poll_event`], then read [`Node::poll_timeout`]. The times passed in must never
+/// go backwards.
 #[derive(Debug)]
 pub struct Node {
     config: Config,
@@ -143,8 +113,8 @@ pub struct Node {
 }
 
 impl Node {
-    /// Creates a node and its forwarding plane. All its randomness derives from `seed`, the ephemeral keys of handshakes
-    /// included.
+    /// Creates a node and its forwarding plane. All its randomness derives from `seed`, the ephemeral keys of
+    /// handshakes included.
     #[must_use]
     pub fn new(config: Config, now: Instant, wall: WallClock, seed: Seed) -> (Self, Arc<Forwarder>) {
         let mut rng = ChaCha20Rng::from_seed(*seed.bytes());
@@ -282,8 +252,8 @@ impl Node {
         }
     }
 
-    /// Under capture: takes over flows that programs opened before this node started, as an earlier one gave them their
-    /// endpoints, so that the other end may speak first.
+    /// Under capture: takes over flows that programs opened before this node started, as an earlier one gave them
+    /// their endpoints, so that the other end may speak first.
     pub fn resume_flows(&mut self, now: Instant, flows: &[OpenedBefore]) {
         self.now = now;
         self.forwarder.resume(flows, now);
@@ -313,70 +283,6 @@ impl Node {
         self.retry_if_endpoints_changed(peer);
     }
 
-    /// Lets `change` edit the configuration, acts on every part that differs afterwards, and returns these parts.
-    /// Settings that only a restart can change stay as they were, see [`Config::reloaded`].
-    pub fn reconfigure(&mut self, now: Instant, change: impl FnOnce(&mut Config)) -> Vec<Part> {
-        self.now = now;
-        let mut wanted = self.config.clone();
-        change(&mut wanted);
-        let new = self.config.reloaded(wanted);
-        let parts = self.config.differing_parts(&new);
-        let old = std::mem::replace(&mut self.config, new);
-        for part in &parts {
-            match part {
-                Part::Trust | Part::DisconnectInvalid => self.close_refused(now),
-                Part::Identity | Part::Firewall => self.forwarder.set_policy((&self.config).into()),
-                Part::Subnets => {
-                    self.forwarder.set_subnets(self.config.identity.primary().networks(), &self.config.subnets);
-                    self.apply_gateways(now);
-                }
-                Part::StaticHosts => self.retry_where_endpoints_changed(&old.static_hosts),
-                Part::Relay => self.apply_relay_settings(now),
-                Part::Lighthouse => self.apply_lighthouse_settings(now),
-                Part::PathMtu => self.examine_all_paths(),
-                Part::MeasurePaths => self.forget_measurements(),
-                Part::Keep => self.apply_kept(now),
-                Part::Capture => {
-                    self.end_former_pods(now, old.capture.as_deref());
-                    self.forwarder.set_directory(self.config.capture.clone());
-                    self.forwarder.resume_waiting(now);
-                    self.release_held(now);
-                }
-                // Read from the configuration whenever they are needed.
-                Part::InitiatingVersion | Part::RecvError | Part::Punchy | Part::Timers | Part::PreferredRanges => {}
-            }
-        }
-        parts
-    }
-
-    fn retry_where_endpoints_changed(&mut self, old: &BTreeMap<IpAddr, Vec<SocketAddr>>) {
-        let changed = self.config.static_hosts.iter().filter(|(peer, endpoints)| old.get(peer) != Some(endpoints));
-        for peer in changed.map(|(peer, _)| *peer).collect::<Vec<_>>() {
-            self.retry_if_endpoints_changed(peer);
-        }
-    }
-
-    fn apply_relay_settings(&mut self, now: Instant) {
-        self.hops.set_am_relay(self.config.relay.am_relay, &self.tunnels);
-        self.apply_relay_choice(now);
-        self.close_direct(now);
-        if self.config.has_lighthouses() {
-            self.timer.set(Due::LighthouseUpdate, now);
-        }
-    }
-
-    fn apply_lighthouse_settings(&mut self, now: Instant) {
-        self.apply_relay_choice(now);
-        if self.config.has_lighthouses() {
-            self.timer.set(Due::LighthouseUpdate, now);
-        } else {
-            self.timer.cancel(Due::LighthouseUpdate);
-        }
-        for peer in self.pending.peers() {
-            self.retry_if_endpoints_changed(peer);
-        }
-    }
-
     fn handle_no_tunnel(&mut self, now: Instant, peer: IpAddr, packet: PacketOwned) {
         let Some(packet) = self.hold_for_validation(peer, packet) else { return };
         if self.forwarder.is_reachable(peer) {
@@ -391,8 +297,8 @@ impl Node {
         self.outbox.counters().drop_many(Direction::Outbound, DropReason::PendingFull, lost);
     }
 
-    /// Sends a packet that waited for a tunnel. If it cannot be sent now, nor wait for the validation of an endpoint, it is
-    /// lost: keeping it again would loop.
+    /// Sends a packet that waited for a tunnel. If it cannot be sent now, nor wait for the validation of an endpoint,
+    /// it is lost: keeping it again would loop.
     fn send_waiting(&mut self, now: Instant, packet: PacketOwned) {
         match self.outbox.overlay_packet(now, packet) {
             Some(Punt::PathUnexamined { tunnel, waits }) => self.paths(now).examine(tunnel, waits),

@@ -34,8 +34,8 @@ impl Node {
         }
     }
 
-    /// Sends packets for `peer` to `endpoint` from now on, until the peer is heard from somewhere else. Returns `false`
-    /// if there is no tunnel or the remote allow list forbids `endpoint`.
+    /// Sends packets for `peer` to `endpoint` from now on, until the peer is heard from somewhere else. Returns
+    /// `false` if there is no tunnel or the remote allow list forbids `endpoint`.
     pub fn redirect(&mut self, now: Instant, peer: IpAddr, endpoint: SocketAddr) -> bool {
         self.now = now;
         let Some(tunnel) = self.forwarder.tunnels().by_address(peer) else { return false };
@@ -127,8 +127,9 @@ impl Paths<'_> {
                 if !std::mem::replace(&mut live.is_answered, true) {
                     self.follow_relay(tunnel, hop);
                 }
-                // The direct reply may come a little later; if there is none, the relay takes over. A relay may end, which a
-                // peer that sends nothing of its own does not show: the next check does not wait as for a silent peer.
+                // The direct reply may come a little later; if there is none, the relay takes over. A relay may end,
+                // which a peer that sends nothing of its own does not show: the next check does not wait as for a
+                // silent peer.
                 let wait = match tunnel.endpoint() {
                     Some(_) => DIRECT_REPLY_WITHIN,
                     None => self.config.timers.connection_alive_interval,
@@ -185,8 +186,8 @@ impl Paths<'_> {
     }
 
     /// Tries preferred endpoints of a tunnel after a number of datagrams. Returns whether to ask the lighthouses for
-    /// more, which is due after another number. The counts are read at the traffic check rather than per packet, which
-    /// costs the data path nothing. The peer's answer shows whether an endpoint works.
+    /// more, which is due after another number. The counts are read at the traffic check rather than per packet,
+    /// which costs the data path nothing. The peer's answer shows whether an endpoint works.
     fn try_better_endpoints(&mut self, tunnel: &Tunnel) -> bool {
         let Some(live) = self.tunnels.get_mut(tunnel.local_index) else { return false };
         let due = live.search_due(self.now, &self.config.timers);
@@ -209,7 +210,8 @@ impl Paths<'_> {
         }
     }
 
-    /// Tries every endpoint of the peer of a relayed tunnel, with backoff. Returns whether to ask the lighthouses for more.
+    /// Tries every endpoint of the peer of a relayed tunnel, with backoff. Returns whether to ask the lighthouses for
+    /// more.
     fn try_direct(&mut self, tunnel: &Tunnel) -> bool {
         let Some(&peer) = tunnel.peer_addresses.first() else { return false };
         let endpoints = self.config.endpoints_of(peer, self.lighthouse);

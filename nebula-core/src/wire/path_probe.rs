@@ -1,8 +1,8 @@
 //! The body of a test request that measures a path, and of its reply.
 //!
-//! Go Nebula answers a test request with the same body, so a node that measures paths answers with another one: that is how
-//! two of them know each other. Go Nebula also follows whoever sends it anything from another endpoint, so it is never sent a
-//! probe by a direct path other than the present one.
+//! Go Nebula answers a test request with the same body, so a node that measures paths answers with another one: that
+//! is how two of them know each other. Go Nebula also follows whoever sends it anything from another endpoint, so it
+//! is never sent a probe by a direct path other than the present one.
 
 /// A test request that measures a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,8 +11,8 @@ pub struct PathProbe {
     pub number: u32,
     /// The sender uses this path, so the receiver follows it there. All others leave the tunnel where it is.
     pub in_use: bool,
-    /// Of so many counters of the tunnel before this one, the sender wants to know how many did not arrive; 0: it does not. Go
-    /// Nebula and earlier versions do not read it.
+    /// Of so many counters of the tunnel before this one, the sender wants to know how many did not arrive; 0: it
+    /// does not. Go Nebula and earlier versions do not read it.
     pub span: u16,
 }
 
@@ -39,8 +39,8 @@ pub enum Answerer {
 }
 
 impl PathProbe {
-    /// A probe by which a host measures a relay that it may choose. Its number has a mark, which keeps the reply apart from
-    /// those to the probes of a tunnel's paths.
+    /// A probe by which a host measures a relay that it may choose. Its number has a mark, which keeps the reply
+    /// apart from those to the probes of a tunnel's paths.
     pub(crate) fn of_relay(number: u32) -> Self {
         Self { number: number | RELAY_MARK, in_use: true, span: 0 }
     }

@@ -1,9 +1,9 @@
 //! The body of a test request that tests how large a packet passes, and of its reply.
 //!
-//! Go Nebula before 1.11 writes the header of its reply over the first 16 bytes of the body that it is about to return, and
-//! panics if the body is longer. A body of just 16 bytes does it no harm, and shows by what comes back whether longer ones
-//! would. Through a relay, it has room for the header and returns even the short body unchanged, so there only
-//! the reply of this program, which has a mark of its own, shows anything.
+//! Go Nebula before 1.11 writes the header of its reply over the first 16 bytes of the body that it is about to
+//! return, and panics if the body is longer. A body of just 16 bytes does it no harm, and shows by what comes back
+//! whether longer ones would. Through a relay, it has room for the header and returns even the short body unchanged,
+//! so there only the reply of this program, which has a mark of its own, shows anything.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -68,8 +68,8 @@ impl SizeProbe {
 }
 
 impl SizeReply {
-    /// Reads the body of a reply; `None` if it answers something else. A body that is garbled has nothing but its length, so
-    /// everything else of that length has to be ruled out before.
+    /// Reads the body of a reply; `None` if it answers something else. A body that is garbled has nothing but its
+    /// length, so everything else of that length has to be ruled out before.
     pub(crate) fn read(body: &[u8]) -> Option<Self> {
         let own = SizeProbe::read_marked(body, REPLY).map(Self::Marked);
         let returned = || SizeProbe::read(body).map(Self::Returned);
@@ -80,7 +80,8 @@ impl SizeReply {
 
 const MARK: &[u8; 4] = b"pmtu";
 const REPLY: &[u8; 4] = b"PMTU";
-/// Length of mark, number and time: the shortest body of all, and the longest that every release of Go Nebula survives.
+/// Length of mark, number and time: the shortest body of all, and the longest that every release of Go Nebula
+/// survives.
 pub(crate) const SHORT: u16 = 16;
 
 #[cfg(test)]

@@ -155,8 +155,8 @@ impl Watch {
         self.sent = next;
     }
 
-    /// The highest counter after a datagram that is no sign of life. Data that came in the same tick counts as little, so the
-    /// gateway may be probed once too often.
+    /// The highest counter after a datagram that is no sign of life. Data that came in the same tick counts as
+    /// little, so the gateway may be probed once too often.
     pub(super) fn note_received(&mut self, tunnel: LocalIndex, highest: u64) {
         if self.tunnel == Some(tunnel) {
             self.received = highest;
@@ -207,7 +207,8 @@ impl Watch {
         if self.tunnel.is_some() { Step::Probe } else { Step::Connect }
     }
 
-    /// Probes a gateway that is silent although it was `asked` something, until it has left too many probes unanswered.
+    /// Probes a gateway that is silent although it was `asked` something, until it has left too many probes
+    /// unanswered.
     fn test(&mut self, now: Instant, heard: bool, asked: bool) -> Step {
         if heard {
             self.flight = Flight::default();
@@ -256,8 +257,8 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(1);
 /// A dead gateway is tried again after this time, then after twice as long, and so on up to `MAX_RETRY`.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const MAX_RETRY: Duration = Duration::from_secs(30);
-/// A gateway that answers again takes flows after this time; after twice as long if it died soon after it had returned,
-/// and so on up to `MAX_HOLD`.
+/// A gateway that answers again takes flows after this time; after twice as long if it died soon after it had
+/// returned, and so on up to `MAX_HOLD`.
 const HOLD: Duration = Duration::from_secs(5);
 const MAX_HOLD: Duration = Duration::from_secs(300);
 const RETURN_PROBE_INTERVAL: Duration = Duration::from_secs(1);

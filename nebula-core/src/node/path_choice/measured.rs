@@ -55,8 +55,8 @@ impl Measured {
         Some(Merit { is_other_range: !self.candidate.is_preferred, is_lossy: self.is_lossy, round_trip })
     }
 
-    /// What it may be like now: the newest round trip counts if it is shorter, for the median is slow to follow where other paths
-    /// have most of the probes.
+    /// What it may be like now: the newest round trip counts if it is shorter, for the median is slow to follow where
+    /// other paths have most of the probes.
     pub(super) fn promise(&self) -> Option<Merit> {
         let merit = self.merit()?;
         let newest = self.prober.newest_round_trip().unwrap_or(merit.round_trip);

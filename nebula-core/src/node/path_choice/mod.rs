@@ -1,11 +1,13 @@
 //! Chooses the path to a peer by measurement: round trip and loss of probes by every path there is.
 //!
-//! The two ends of a tunnel see the same direct paths, so only one of them measures and chooses; the other follows, as it
-//! follows a peer that moves. Each end chooses the relay of its own packets. Everything is paid for by traffic: a probe and its
-//! answer for every 200 datagrams, and a small advance for a new tunnel. An idle tunnel is not probed.
+//! The two ends of a tunnel see the same direct paths, so only one of them measures and chooses; the other follows,
+//! as it follows a peer that moves. Each end chooses the relay of its own packets. Everything is paid for by traffic:
+//! a probe and its answer for every 200 datagrams, and a small advance for a new tunnel. An idle tunnel is not
+//! probed.
 
 mod budget;
 mod carrying;
+mod judge;
 mod measured;
 mod probing;
 mod status;
@@ -41,7 +43,8 @@ pub(super) struct Candidate {
     pub(super) way: Way,
     /// It is in a preferred range.
     pub(super) is_preferred: bool,
-    /// Rendezvous hash of host and relay. Of equally good relays the one with the highest is used: it distributes hosts.
+    /// Rendezvous hash of host and relay. Of equally good relays the one with the highest is used: it distributes
+    /// hosts.
     pub(super) lot: u64,
 }
 
@@ -185,28 +188,6 @@ impl Choice {
         now < self.led_until
     }
 
-    /// The best path that answers, apart from the one in use.
-    pub(super) fn best_other(&self) -> Option<Way> {
-        let answering = self.ways.iter().filter(|way| way.way() != self.current && way.is_answering());
-        let (way, _) = answering.filter_map(|way| Some((way.way(), way.merit()?))).min_by_key(|(_, merit)| *merit)?;
-        Some(way)
-    }
-
-    /// Whether the tunnel may follow an answer that came by another relay while the peer is silent: not away from one that answers
-    /// probes, nor to one that drops what it carries.
-    pub(super) fn may_follow(&self, now: Instant, to: Way) -> bool {
-        let answers = |way: &Measured| way.way() == self.current && way.is_answering() && way.answered_lately(now);
-        let is_distrusted = |way: &Measured| way.way() == to && way.is_distrusted(now);
-        to == self.current || !self.ways.iter().any(|way| answers(way) || is_distrusted(way))
-    }
-
-    /// The best relay that answers and is not known to drop what it carries, apart from the one in use.
-    fn best_trusted(&self, now: Instant) -> Option<Way> {
-        let others = self.ways.iter().filter(|way| way.way() != self.current && way.is_answering());
-        let trusted = others.filter(|way| !way.is_distrusted(now));
-        trusted.filter_map(|way| Some((way.way(), way.merit()?))).min_by_key(|(_, merit)| *merit).map(|(way, _)| way)
-    }
-
     /// Whether there is a reason to begin a round.
     pub(super) fn may_measure(&self, now: Instant) -> bool {
         self.ways.len() > 1
@@ -282,8 +263,8 @@ impl Choice {
         Some(Load { sent, missing: missing.saturating_sub(elsewhere) })
     }
 
-    /// The answer to a probe, which came back by `came_by`; `None` if it cannot be told by which way. Returns whether it
-    /// is the first by which the peer shows that it measures.
+    /// The answer to a probe, which came back by `came_by`; `None` if it cannot be told by which way. Returns whether
+    /// it is the first by which the peer shows that it measures.
     pub(super) fn answered(&mut self, now: Instant, reply: PathReply, came_by: Option<Way>) -> bool {
         let load = self.load_of(reply);
         let Some(way) = self.ways.iter_mut().find(|way| way.awaits(reply.number)) else { return false };
@@ -303,66 +284,6 @@ impl Choice {
             self.led_until = now + LED_FOR;
         }
         is_news && self.may_measure(now)
-    }
-
-    /// The way to change to, and why.
-    fn judge(&mut self, now: Instant, had_news: bool) -> Option<(Way, PathReason)> {
-        let current = self.ways.iter().find(|way| way.way() == self.current)?;
-        if current.is_silent() {
-            let way = self.best_other()?;
-            self.leave(now);
-            return Some((way, PathReason::Silence));
-        }
-        if !had_news {
-            return None;
-        }
-        if current.is_distrusted(now) {
-            // Another one that is known to drop is no better.
-            let way = self.best_trusted(now)?;
-            self.leave(now);
-            return Some((way, PathReason::Drops));
-        }
-        let mine = current.merit()?;
-        let may_be_chosen = |way: &Measured| way.is_trusted() && !way.is_distrusted(now);
-        let eligible = || self.ways.iter().filter(|way| way.way() != self.current && may_be_chosen(way));
-        let best = eligible().filter_map(Measured::merit).min()?;
-        let is_relayed = matches!(self.current, Way::Relayed(_));
-        let Some(reason) = mine.beaten_by(best) else {
-            self.beaten = 0;
-            // The first relay is the one that answered first. Later, hosts are distributed over equally good ones.
-            let fair = |way: &&Measured| way.merit().is_some_and(|merit| merit.is_as_good(mine.min(best)));
-            let luckiest = eligible().filter(fair).max_by_key(|way| way.candidate.lot)?;
-            if !is_relayed || luckiest.candidate.lot <= current.candidate.lot {
-                self.outdrawn = 0;
-                self.settled |= is_relayed;
-                return None;
-            }
-            self.outdrawn += 1;
-            let wait = if self.settled { RESETTLE_ROUNDS + (luckiest.candidate.lot % 64) as u32 } else { ROUNDS };
-            let may = self.outdrawn >= wait && self.moves >= 1.0;
-            self.settled |= may;
-            return may.then_some((luckiest.way(), PathReason::Spread));
-        };
-        self.outdrawn = 0;
-        self.beaten += 1;
-        if self.beaten < ROUNDS || self.moves < 1.0 {
-            return None;
-        }
-        // The best one. Of equally good relays, the one with the highest hash.
-        let fair =
-            |way: &&Measured| way.merit().is_some_and(|merit| merit == best || is_relayed && merit.is_as_good(best));
-        let to = eligible().filter(fair).max_by_key(|way| way.candidate.lot)?.way();
-        if reason == PathReason::LessLoss {
-            self.leave(now);
-        }
-        Some((to, reason))
-    }
-
-    /// The current way proved unreliable.
-    fn leave(&mut self, now: Instant) {
-        if let Some(way) = self.ways.iter_mut().find(|way| way.way() == self.current) {
-            way.fell(now);
-        }
     }
 
     /// The probes of a round, as far as they are paid for.
@@ -425,12 +346,8 @@ impl Choice {
 const ROUND: Duration = Duration::from_secs(1);
 /// A tunnel without traffic in so many rounds is idle.
 const QUIET_ROUNDS: u32 = 2;
-/// Rounds in a row in which another way has to be better.
-const ROUNDS: u32 = 3;
-/// Rounds before a host moves to an equally good relay, such as one that has restarted; up to a minute of jitter is added.
-const RESETTLE_ROUNDS: u32 = 60;
-/// Moves that may follow each other at once, and how often there may be one in the long run. A way that does not answer is left
-/// at any time.
+/// Moves that may follow each other at once, and how often there may be one in the long run. A way that does not
+/// answer is left at any time.
 const MAX_MOVES: f64 = 8.0;
 const MOVE_EVERY: Duration = Duration::from_secs(20);
 /// Datagrams of which the peer is asked what became of them: about as many as its replay window tells.

@@ -18,7 +18,8 @@ use crate::wire::path_probe::{PathProbe, PathReply};
 use crate::{Config, Origin};
 
 impl Node {
-    /// The setting changed: forgets what was measured if it is off. If it is on, each tunnel begins with its next traffic.
+    /// The setting changed: forgets what was measured if it is off. If it is on, each tunnel begins with its next
+    /// traffic.
     pub(in crate::node) fn forget_measurements(&mut self) {
         for index in self.tunnels.indexes() {
             if let Some(live) = self.tunnels.get_mut(index) {
@@ -165,8 +166,9 @@ impl Paths<'_> {
         }
     }
 
-    /// Tests other endpoints of a peer that has not answered yet: the best one, or all if none was measured. A peer that gets the
-    /// request answers from there, which moves the tunnel; this includes Go Nebula. Does nothing if the peer chooses the path.
+    /// Tests other endpoints of a peer that has not answered yet: the best one, or all if none was measured. A peer
+    /// that gets the request answers from there, which moves the tunnel; this includes Go Nebula. Does nothing if the
+    /// peer chooses the path.
     pub(in crate::node) fn elsewhere_due(&mut self, index: LocalIndex) {
         let Some(live) = self.tunnels.get(index) else { return };
         let tunnel = Arc::clone(&live.tunnel);
@@ -193,7 +195,8 @@ impl Paths<'_> {
         known.into_iter().filter(move |at| Some(*at) != current)
     }
 
-    /// Whether the paths of a tunnel are measured. Go Nebula before 1.10 is not probed: it does not return a body intact.
+    /// Whether the paths of a tunnel are measured. Go Nebula before 1.10 is not probed: it does not return a body
+    /// intact.
     fn measures(&self, tunnel: &Tunnel) -> bool {
         self.config.measure_paths && !self.config.lighthouse.am_lighthouse && tunnel.answers_long_tests
     }

@@ -41,8 +41,8 @@ impl Ladder {
     }
 }
 
-/// Sizes of IP packets that links and tunnels carry: IPv6's minimum, common encapsulations, PPPoE, Ethernet, jumbo frames;
-/// and 1000 in case that nothing usual passes.
+/// Sizes of IP packets that links and tunnels carry: IPv6's minimum, common encapsulations, PPPoE, Ethernet, jumbo
+/// frames; and 1000 in case that nothing usual passes.
 const LADDER: [u16; 11] = [1000, 1200, 1280, 1340, 1400, 1420, 1460, 1492, 1500, 4000, 9000];
 /// The whole IP packet. Go Nebula reads datagrams into buffers of 9001 bytes.
 pub(super) const MAX_PROBE: u16 = 9000;

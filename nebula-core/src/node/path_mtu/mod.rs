@@ -1,9 +1,10 @@
-//! Finds out how large an overlay packet the path to a peer carries (packetization layer path MTU discovery, RFC 8899).
+//! Finds out how large an overlay packet the path to a peer carries (packetization layer path MTU discovery, RFC
+//! 8899).
 //!
-//! The probes are test requests that are padded to the size under test, because Go Nebula 1.11 answers them with the same
-//! payload, too. Earlier releases panic at them, so a peer is first asked with a short probe, which harms no release, whether
-//! it returns what it gets (see [`size_probe`](crate::wire::size_probe)). A path counts as open until a probe was lost several times and smaller ones were
-//! answered: nearly all are.
+//! The probes are test requests that are padded to the size under test, because Go Nebula 1.11 answers them with the
+//! same payload, too. Earlier releases panic at them, so a peer is first asked with a short probe, which harms no
+//! release, whether it returns what it gets (see [`size_probe`](crate::wire::size_probe)). A path counts as open
+//! until a probe was lost several times and smaller ones were answered: nearly all are.
 
 mod ladder;
 mod openings;
@@ -108,8 +109,8 @@ impl Search {
         self.limit.or_else(|| Some(self.confirmed).filter(|confirmed| *confirmed > 0))
     }
 
-    /// Begins to examine another path, which adds `overhead` bytes to each packet, for a device with this MTU. `sent` is
-    /// the next send counter of the tunnel.
+    /// Begins to examine another path, which adds `overhead` bytes to each packet, for a device with this MTU. `sent`
+    /// is the next send counter of the tunnel.
     pub(super) fn begin(&mut self, now: Instant, sent: u64, mtu: u16, overhead: u16) -> Step {
         self.forget();
         self.ladder = Ladder::new(mtu, overhead);
@@ -126,8 +127,8 @@ impl Search {
         (self.confirmed, self.limit, self.run, self.is_first_run) = (0, None, None, false);
     }
 
-    /// Takes over what is known about the path from the search of an older tunnel that uses the same one. `sent` is the next
-    /// send counter of the new tunnel.
+    /// Takes over what is known about the path from the search of an older tunnel that uses the same one. `sent` is
+    /// the next send counter of the new tunnel.
     pub(super) fn inherit(&mut self, now: Instant, sent: u64, older: &Self) {
         self.ladder = older.ladder.clone();
         (self.confirmed, self.limit) = (older.confirmed, older.limit);
@@ -173,7 +174,8 @@ impl Search {
         self.run.is_none() && (self.may_check(now, sent) || self.may_raise(now, sent))
     }
 
-    /// The time of [`Step::next`] has come. `has_sent`: packets were sent since the last traffic check, and not only tests.
+    /// The time of [`Step::next`] has come. `has_sent`: packets were sent since the last traffic check, and not only
+    /// tests.
     pub(super) fn due(&mut self, now: Instant, carried: Carried, has_sent: bool) -> Step {
         let sent = carried.sent;
         let Some(run) = self.run.take() else {
@@ -210,12 +212,14 @@ impl Search {
         }
     }
 
-    /// No run is under way: begins one if there is a reason to, or looks at the traffic again a little later if there is any.
+    /// No run is under way: begins one if there is a reason to, or looks at the traffic again a little later if there
+    /// is any.
     fn idle(&mut self, now: Instant, carried: Carried, is_used: bool) -> Step {
         let sent = carried.sent;
         let is_unanswered = self.watch.look(now, carried, is_used) && self.confirmed > 0;
         if !self.is_safe && self.is_worth_a_run(now, sent) {
-            // Not as often as at first: a Go Nebula that does not survive long probes gives the same answer each time.
+            // Not as often as at first: a Go Nebula that does not survive long probes gives the same answer each
+            // time.
             return self.ask(now, sent, 1);
         }
         if self.may_raise(now, sent) {
@@ -367,7 +371,8 @@ impl Search {
     }
 }
 
-/// Probes of one size that have to be lost before it counts as too large: the network loses packets for other reasons.
+/// Probes of one size that have to be lost before it counts as too large: the network loses packets for other
+/// reasons.
 const CHECK_ROUNDS: u32 = 3;
 /// A wrong guess costs no more than [`PRECISION`] bytes here.
 const NARROW_TRIES: u32 = 2;
@@ -375,8 +380,8 @@ const NARROW_TRIES: u32 = 2;
 const PRECISION: u16 = 16;
 /// After this time with traffic, the path is examined again: its MTU may have changed.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
-/// The same for a tunnel that carries too little for that, but [`BUSY_RATE`]: a connection that stalled, which repeats its packet at pauses
-/// that double, is helped with its fifth attempt.
+/// The same for a tunnel that carries too little for that, but [`BUSY_RATE`]: a connection that stalled, which
+/// repeats its packet at pauses that double, is helped with its fifth attempt.
 const BUSY_INTERVAL: Duration = Duration::from_secs(4);
 /// Datagrams a second.
 const BUSY_RATE: u64 = 4;

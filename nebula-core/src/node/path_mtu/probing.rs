@@ -30,8 +30,8 @@ impl Node {
         }
     }
 
-    /// Has the paths of a new tunnel examined, if that is wanted. Begins with what is known about the path from an older tunnel
-    /// to the same peer.
+    /// Has the paths of a new tunnel examined, if that is wanted. Begins with what is known about the path from an
+    /// older tunnel to the same peer.
     pub(in crate::node) fn prepare_path_mtu(&self, now: Instant, live: &mut Live) {
         let tunnel = &live.tunnel;
         tunnel.path_limit.switch(self.config.path_mtu.is_some());

@@ -12,7 +12,8 @@ pub(super) struct Series {
     /// The numbers of probes by the present path are at least this.
     first: u32,
     next: u32,
-    /// The probe, or several of one number, whose answer decides what to send next. Late answers to others count, too.
+    /// The probe, or several of one number, whose answer decides what to send next. Late answers to others count,
+    /// too.
     flight: Flight,
     round_trip: Duration,
 }
@@ -84,9 +85,9 @@ impl Series {
 
 /// The answer may be computed by a busy host.
 const PATIENCE: Patience = Patience { least: Duration::from_millis(50), most: Duration::from_secs(1) };
-/// Connections to peers with a longer round trip do not wait, because users would notice the delay of two round trips. If
-/// the path turns out to be too small, senders on this host are told. A distant Go Nebula peer does not examine paths, so
-/// its first packets on such a connection may be lost.
+/// Connections to peers with a longer round trip do not wait, because users would notice the delay of two round
+/// trips. If the path turns out to be too small, senders on this host are told. A distant Go Nebula peer does not
+/// examine paths, so its first packets on such a connection may be lost.
 const NEAR: Duration = Duration::from_millis(25);
 /// A handshake that took longer was repeated.
 const MAX_HANDSHAKE: Duration = Duration::from_millis(100);

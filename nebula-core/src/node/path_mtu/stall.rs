@@ -30,8 +30,8 @@ impl StallDetector {
     }
 }
 
-/// Connections may have stalled if a tunnel that sent at least this many datagrams between two looks now sends an eighth of
-/// them or less ...
+/// Connections may have stalled if a tunnel that sent at least this many datagrams between two looks now sends an
+/// eighth of them or less ...
 const PASSED_BEFORE: u64 = 200;
 /// ... but at least this many, which may be retransmissions.
 const STALLED: u64 = 2;

@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use crate::node::path_choice::Carried;
 
-/// Compares the traffic of a tunnel at each look with that before. Reads counters that are there anyway, so it costs no packet
-/// anything.
+/// Compares the traffic of a tunnel at each look with that before. Reads counters that are there anyway, so it costs
+/// no packet anything.
 ///
-/// A connection whose large packets are lost sends less and less: one packet, at pauses that double. Its peer has nothing to
-/// answer. So the sign is that something was sent and nothing came.
+/// A connection whose large packets are lost sends less and less: one packet, at pauses that double. Its peer has
+/// nothing to answer. So the sign is that something was sent and nothing came.
 #[derive(Debug, Clone)]
 pub(super) struct Watch {
     /// At the last look.
@@ -70,8 +70,8 @@ impl Watch {
         (self.last, self.tests, self.unheard, self.quiet) = (carried, 0, 0, 0);
     }
 
-    /// Looks at the traffic since the last look. Returns whether it stays unanswered. `is_used`: packets were sent, and not only
-    /// tests.
+    /// Looks at the traffic since the last look. Returns whether it stays unanswered. `is_used`: packets were sent,
+    /// and not only tests.
     pub(super) fn look(&mut self, now: Instant, carried: Carried, is_used: bool) -> bool {
         let sent = carried.sent.saturating_sub(self.last.sent);
         let heard = carried.received.saturating_sub(self.last.received).saturating_sub(self.tests);
@@ -100,8 +100,8 @@ impl Watch {
 const USED_FOR: Duration = Duration::from_secs(6);
 /// Looks in a row that make silence: an answer may take one or two.
 const UNHEARD: u32 = 2;
-/// Looks without anything sent after which the tunnel counts as idle. The pauses between the attempts of a connection are longer
-/// in the end, but the path was checked by then.
+/// Looks without anything sent after which the tunnel counts as idle. The pauses between the attempts of a connection
+/// are longer in the end, but the path was checked by then.
 const QUIET: u32 = 5;
 /// Traffic that is never answered, such as logs, has the path checked after this time ...
 const FIRST_PAUSE: Duration = Duration::from_secs(10);

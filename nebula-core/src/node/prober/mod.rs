@@ -1,9 +1,9 @@
-//! What everything that probes shares: which probe is under way, which answer belongs to it, when it counts as lost, and what
-//! the latest ones say about their target.
+//! What everything that probes shares: which probe is under way, which answer belongs to it, when it counts as lost,
+//! and what the latest ones say about their target.
 //!
 //! The owners decide when to probe, and what follows from the outcome: the paths of a tunnel (`path_choice`), relays
-//! (`relay_choice`), gateways (`gateways`), and the search for the size of a path (`path_mtu`). The last two need no more than
-//! a [`Flight`]: gateways answer by any datagram, and of a size only the largest answer counts.
+//! (`relay_choice`), gateways (`gateways`), and the search for the size of a path (`path_mtu`). The last two need no
+//! more than a [`Flight`]: gateways answer by any datagram, and of a size only the largest answer counts.
 
 mod flight;
 mod samples;

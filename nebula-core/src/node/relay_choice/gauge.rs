@@ -117,7 +117,8 @@ const PROBE_EVERY: Duration = Duration::from_secs(30);
 /// A new relay is measured at once.
 const FIRST_PROBES: u32 = 3;
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
-/// After a loss, some probes follow quickly, so that loss is measured within a quarter of a minute; not more often than this.
+/// After a loss, some probes follow quickly, so that loss is measured within a quarter of a minute; not more often
+/// than this.
 const BURST: u32 = 8;
 const QUICK_PAUSE: Duration = Duration::from_secs(1);
 const BURST_EVERY: Duration = Duration::from_secs(300);

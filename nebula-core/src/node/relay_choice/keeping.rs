@@ -112,8 +112,8 @@ impl Node {
         }
     }
 
-    /// Requests a hop to a lighthouse, which shows whether the relay relays. Returns `false` if there is no other lighthouse
-    /// to test it with.
+    /// Requests a hop to a lighthouse, which shows whether the relay relays. Returns `false` if there is no other
+    /// lighthouse to test it with.
     fn request_test_hop(&mut self, now: Instant, relay: IpAddr) -> bool {
         let Some(tunnel) = self.forwarder.tunnels().by_address(relay) else { return true };
         let lighthouses = self.config.lighthouse.hosts.iter().copied();
@@ -162,8 +162,8 @@ impl Node {
         tunnel.peer_addresses.iter().any(|relay| choice.answered(now, *relay, number))
     }
 
-    /// A peer answered a test request that had no number. If the peer cannot return one, that may be the probe of a relay; it
-    /// may also be another test, so the answer counts as one to that, too.
+    /// A peer answered a test request that had no number. If the peer cannot return one, that may be the probe of a
+    /// relay; it may also be another test, so the answer counts as one to that, too.
     pub(in crate::node) fn note_relay_alive(&mut self, now: Instant, tunnel: &Tunnel, from: Origin) {
         let Some(choice) = self.relay_choice.as_mut().filter(|_| from.endpoint().is_some()) else { return };
         if !tunnel.answers_long_tests {
@@ -189,7 +189,8 @@ impl Node {
         }
     }
 
-    /// The relays that lighthouses offered to this node; none without [`Relay::groups`](crate::config::Relay::groups).
+    /// The relays that lighthouses offered to this node; none without
+    /// [`Relay::groups`](crate::config::Relay::groups).
     #[must_use]
     pub fn offered_relays(&self) -> Vec<OfferedRelay> {
         self.relay_choice.iter().flat_map(|choice| choice.status()).collect()

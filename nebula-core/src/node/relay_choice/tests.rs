@@ -1,4 +1,7 @@
+use std::cmp::Reverse;
+
 use super::*;
+use crate::wire::path_probe::PathProbe;
 
 const SECOND: Duration = Duration::from_secs(1);
 

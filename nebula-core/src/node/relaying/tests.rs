@@ -1,9 +1,16 @@
+use std::net::SocketAddr;
+
+use nebula_cert::Version;
+use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::SeedableRng as _;
 
 use super::*;
-use crate::Origin;
 use crate::forward::testing;
-use crate::node::tunnels::{Established, Live};
+use crate::index::RemoteIndex;
+use crate::node::hops::Hops;
+use crate::node::outbox::Outbox;
+use crate::node::tunnels::{Established, Live, Tunnels};
+use crate::{Config, Forwarder, Origin};
 
 /// What [`Relaying`] borrows of a node, 10.1.0.1, with direct tunnels to 10.1.0.2 and 10.1.0.3: numbers 2 and 3.
 struct Parts {

@@ -1,28 +1,28 @@
-//! Starts handshakes, answers those of peers, and installs the finished tunnels.
+//! Calls peers: starts and repeats handshakes, and installs the tunnel when the peer answered.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nebula_cert::Version;
 
-use super::Node;
-use super::confirmation::KnownCallers;
-use super::outbox::seal;
-use super::timer::Due;
-use super::tunnels::Established;
-use crate::counters::{Counter, Direction};
-use crate::diagnosis::{Claimed, Refusal, RefusalReason};
-use crate::handshake::{Error, Initiator, Opened, Own, Pending, Reached, Waiting, respond};
+use super::refusals::{objection, refusal, refusal_of};
+use crate::counters::Direction;
+use crate::diagnosis::RefusalReason;
+use crate::handshake::{Error, Initiator, Opened, Pending, Reached, Waiting};
 use crate::index::LocalIndex;
 use crate::lighthouse::Place;
+use crate::node::Node;
+use crate::node::outbox::seal;
+use crate::node::timer::Due;
+use crate::node::tunnels::Established;
 use crate::tunnel::{Negotiated, Tunnel};
-use crate::wire::header::{HEADER_LEN, Header, MessageType};
-use crate::{Config, DropReason, Event, Origin};
+use crate::wire::header::MessageType;
+use crate::{DropReason, Event, Origin};
 
 impl Node {
     /// Starts a handshake unless one is in progress. `version` overrides the version of the certificate to present.
-    pub(super) fn start_handshake(&mut self, now: Instant, peer: IpAddr, version: Option<Version>) {
+    pub(in crate::node) fn start_handshake(&mut self, now: Instant, peer: IpAddr, version: Option<Version>) {
         self.start_handshake_with(now, peer, version, Waiting::default());
     }
 
@@ -38,7 +38,7 @@ impl Node {
     }
 
     /// Starts a handshake with nobody but whoever is at this endpoint, unless one with the peer is in progress.
-    pub(super) fn start_handshake_at(&mut self, now: Instant, peer: IpAddr, at: SocketAddr) {
+    pub(in crate::node) fn start_handshake_at(&mut self, now: Instant, peer: IpAddr, at: SocketAddr) {
         if self.insert_handshake(now, peer, None, Waiting::default())
             && let Some(pending) = self.pending.get_mut(peer)
         {
@@ -66,8 +66,8 @@ impl Node {
         true
     }
 
-    /// Gives up a handshake that has found no endpoint if there is no room for another one. Returns `false` if there is
-    /// none to give up.
+    /// Gives up a handshake that has found no endpoint if there is no room for another one. Returns `false` if there
+    /// is none to give up.
     fn make_room(&mut self, now: Instant) -> bool {
         if self.pending.has_room(self.config.handshakes.max_pending) {
             return true;
@@ -80,7 +80,7 @@ impl Node {
     }
 
     /// The backoff after an attempt is over: retransmits message 1 or gives up.
-    pub(super) fn handshake_due(&mut self, now: Instant, peer: IpAddr) {
+    pub(in crate::node) fn handshake_due(&mut self, now: Instant, peer: IpAddr) {
         let lost = self.lighthouse.lost_for(now, peer);
         let Some(pending) = self.pending.get_mut(peer) else { return };
         let retries = if pending.only.is_some() { ATTEMPTS_AT_ONE_PLACE } else { self.config.handshakes.retries };
@@ -102,14 +102,15 @@ impl Node {
         let (attempts, pause) = (pending.attempts, pending.pause(self.config.handshakes.try_interval, lost));
         let unanswered = returning && !pending.answered;
         self.timer.set(Due::Handshake(peer), now + pause);
-        // A peer that comes back may have moved. The lighthouse knows its endpoint as soon as the peer has registered.
+        // A peer that comes back may have moved. The lighthouse knows its endpoint as soon as the peer has
+        // registered.
         if unanswered || attempts == REQUERY_AT_ATTEMPT && self.config.endpoints_of(peer, &self.lighthouse).len() <= 1 {
             self.ask_lighthouses(now, peer);
         }
     }
 
     /// Retries at once if the endpoints of the peer changed. This counts as an attempt but does not move the timer.
-    pub(super) fn retry_if_endpoints_changed(&mut self, peer: IpAddr) {
+    pub(in crate::node) fn retry_if_endpoints_changed(&mut self, peer: IpAddr) {
         let endpoints = self.config.endpoints_of(peer, &self.lighthouse);
         let expected = self.lighthouse.lost_for(self.now, peer).is_some();
         let most = self.config.handshakes.retries.max(if expected { MAX_ATTEMPTS_UNTIL_RETURN } else { 0 });
@@ -151,8 +152,8 @@ impl Node {
         }
     }
 
-    /// Where the directory expects the peer, apart from `endpoints`: from the second attempt on where nobody else names
-    /// an endpoint, and where those do not answer. A lighthouse that is there answers before.
+    /// Where the directory expects the peer, apart from `endpoints`: from the second attempt on where nobody else
+    /// names an endpoint, and where those do not answer. A lighthouse that is there answers before.
     fn likely_endpoints(&mut self, peer: IpAddr, endpoints: &[SocketAddr]) -> Vec<SocketAddr> {
         let Some(directory) = &self.config.capture else { return Vec::new() };
         let from = if endpoints.is_empty() { 1 } else { LIKELY_FROM_ATTEMPT };
@@ -170,7 +171,7 @@ impl Node {
     }
 
     /// Message 1 of the handshake with `peer`, created on first use.
-    pub(super) fn first_message(&mut self, peer: IpAddr) -> Option<Vec<u8>> {
+    pub(in crate::node) fn first_message(&mut self, peer: IpAddr) -> Option<Vec<u8>> {
         let pending = self.pending.get_mut(peer)?;
         if let Some(opened) = &pending.opened {
             return Some(opened.message.clone());
@@ -194,7 +195,7 @@ impl Node {
 
     /// A tunnel that `peer` opened came up first. A pending handshake goes on if it has created its message 1, and is
     /// dropped otherwise; in both cases, what waits for it is sent now.
-    pub(super) fn overtaken(&mut self, now: Instant, peer: IpAddr) {
+    pub(in crate::node) fn overtaken(&mut self, now: Instant, peer: IpAddr) {
         let Some(pending) = self.pending.get_mut(peer) else { return };
         let waiting = match pending.opened.is_some() {
             true => self.pending.take_waiting(peer),
@@ -225,87 +226,7 @@ impl Node {
         self.outbox.event(Event::HandshakeTimedOut { peer, local_index, endpoints, after, attempt });
     }
 
-    /// Handles a datagram of type 0.
-    pub(super) fn handle_handshake(&mut self, now: Instant, from: Origin, datagram: &[u8]) {
-        match Header::parse(datagram) {
-            Ok(Header { kind: MessageType::Handshake, counter: 1, index: 0 }) => {
-                self.handle_first_message(now, from, datagram);
-            }
-            Ok(Header { kind: MessageType::Handshake, counter: 2.., index }) if index != 0 => {
-                self.handle_second_message(now, from, LocalIndex(index), datagram);
-            }
-            _ => self.outbox.count_drop(DropReason::BadHandshake),
-        }
-    }
-
-    fn handle_first_message(&mut self, now: Instant, from: Origin, datagram: &[u8]) {
-        if let Origin::Direct(at) = from
-            && !self.config.lighthouse.remote_allow.allows_somebody(at.ip())
-        {
-            self.outbox.count_drop(DropReason::AddressNotAllowed);
-            return;
-        }
-        let digest = digest_of(datagram);
-        if let Some(index) = self.half_open.opened_by(&digest) {
-            self.note_repeat(now, index, from);
-            self.callers(now).answer(index, from, datagram.len());
-            return;
-        }
-        if let Some(live) = self.tunnels.opened_by(&digest) {
-            let tunnel = Arc::clone(&live.tunnel);
-            // The same message 1 came by a better path. Test that path: only the peer can answer, and its answer moves
-            // the tunnel.
-            if let Origin::Direct(at) = from {
-                let is_better = match tunnel.endpoint() {
-                    Some(current) => self.config.is_preferred(at) && !self.config.is_preferred(current),
-                    None => !tunnel.is_on_trial(),
-                };
-                if is_better && self.config.may_be_at(&tunnel.peer_addresses, at) {
-                    self.paths(now).try_endpoint(&tunnel, at);
-                }
-            }
-            return;
-        }
-        if !self.admission.admit(now, from.underlay().ip()) {
-            self.outbox.count_drop(DropReason::HandshakeLimit);
-            return;
-        }
-        let Some(local_index) = self.reserve_index() else { return };
-        let seed = self.random_bytes();
-        let at = self.wall.unix_seconds(now);
-        let known = KnownCallers { trust: &self.config.trust, tunnels: &self.tunnels, half_open: &self.half_open };
-        let answer = respond(self.own(now), *local_index, seed, datagram, &known, at);
-        let (done, reply) = match answer {
-            Ok(answer) => answer,
-            Err(error) => return self.refuse(None, refusal(now, from, error)),
-        };
-        if let Some(reason) = objection(&self.config, &done, None, from) {
-            return self.refuse(None, refusal_of(now, from, (reason, self.config.relay.force), &done, None));
-        }
-        let peer = done.peer.networks()[0].addr();
-        if let Some(primary) = self.forwarder.tunnels().by_address(peer)
-            && !primary.initiator
-            && primary.peer_time >= done.peer_time
-        {
-            self.outbox.message(&primary, MessageType::TestRequest, &[]);
-            return;
-        }
-        self.callers(now).insert((local_index, done), digest, reply, from, datagram.len());
-    }
-
-    /// Remembers a caller that this node answered and that goes on calling. What comes at once may have been sent to
-    /// several endpoints of this node.
-    fn note_repeat(&mut self, now: Instant, index: LocalIndex, from: Origin) {
-        let Some(answered) = self.half_open.get_mut(index) else { return };
-        if let Origin::Direct(from) = from
-            && now >= answered.since + REPEATED_AFTER
-            && let Some(peer) = answered.addresses().next()
-        {
-            self.journal.repeated(now, peer, answered.peer.name(), from);
-        }
-    }
-
-    fn handle_second_message(&mut self, now: Instant, from: Origin, index: LocalIndex, datagram: &[u8]) {
+    pub(super) fn handle_second_message(&mut self, now: Instant, from: Origin, index: LocalIndex, datagram: &[u8]) {
         let Some(peer) = self.pending.peer_of(index) else {
             self.outbox.count_drop(DropReason::BadHandshake);
             return;
@@ -375,7 +296,7 @@ impl Node {
 
     /// Starts a handshake from the beginning, to wherever the peer is by now: what was sent so far went to another.
     /// Keeps what waits for it.
-    pub(super) fn restart_handshake(&mut self, now: Instant, peer: IpAddr) {
+    pub(in crate::node) fn restart_handshake(&mut self, now: Instant, peer: IpAddr) {
         let Some((_, waiting)) = self.take_pending(peer) else { return };
         self.lighthouse.forget(peer);
         self.start_handshake_with(now, peer, None, waiting);
@@ -398,93 +319,6 @@ impl Node {
             self.give_up(now, peer, &old, &waiting);
         }
     }
-
-    /// Counts and records a refused handshake message: the answer of this peer, or that of a caller.
-    fn refuse(&mut self, answer_of: Option<IpAddr>, refusal: Refusal) {
-        if refusal.reason == RefusalReason::AddressNotAllowed {
-            self.outbox.count_drop(DropReason::AddressNotAllowed);
-        } else {
-            self.outbox.count_drop(DropReason::BadHandshake);
-            self.outbox.event(Event::HandshakeRefused { from: refusal.from, reason: refusal.text.clone() });
-        }
-        if refusal.reason == RefusalReason::OwnAddress {
-            self.note_own_address(&refusal);
-        }
-        match answer_of {
-            Some(peer) => self.journal.refused(refusal.at, peer, refusal),
-            None => self.journal.caller_refused(refusal.at, refusal),
-        }
-    }
-
-    /// Another host has an address of this one in its certificate.
-    fn note_own_address(&mut self, refusal: &Refusal) {
-        let Some(claimed) = &refusal.claimed else { return };
-        let own = claimed.addresses.iter().find(|address| self.config.is_own_address(**address));
-        let own_name = self.config.identity.primary().name().to_owned();
-        if let Some(&address) = own.filter(|_| !own_name.eq_ignore_ascii_case(&claimed.name)) {
-            let names = [own_name, claimed.name.clone()];
-            self.outbox.counters().add(Counter::AddressConflicts, 1);
-            self.outbox.event(Event::AddressConflict { address, names, at: refusal.from, is_own: true });
-        }
-    }
-
-    fn own(&self, now: Instant) -> Own<'_> {
-        let time = u64::try_from(self.wall.unix_at(now).as_nanos()).unwrap_or(u64::MAX);
-        Own {
-            identity: &self.config.identity,
-            default_version: self.config.default_version(),
-            cipher: self.config.cipher,
-            time,
-        }
-    }
-}
-
-/// What this node objects to in a valid handshake, if anything. `called` is the peer that was called.
-fn objection(config: &Config, done: &Negotiated, called: Option<IpAddr>, from: Origin) -> Option<RefusalReason> {
-    let addresses: Vec<_> = done.peer.networks().iter().map(ipnet::IpNet::addr).collect();
-    // Nobody may claim an address of this node, not even this node itself.
-    if addresses.is_empty() || addresses.iter().any(|address| config.is_own_address(*address)) {
-        return Some(RefusalReason::OwnAddress);
-    }
-    if called.is_some_and(|called| !addresses.contains(&called)) {
-        return Some(RefusalReason::OtherHost);
-    }
-    let may_be_there = from.endpoint().is_none_or(|endpoint| config.may_be_at(&addresses, endpoint));
-    (!may_be_there).then_some(RefusalReason::AddressNotAllowed)
-}
-
-/// The refusal of a valid handshake for this reason.
-fn refusal_of(
-    now: Instant,
-    from: Origin,
-    (reason, is_forced): (RefusalReason, bool),
-    done: &Negotiated,
-    called: Option<IpAddr>,
-) -> Refusal {
-    let name = done.peer.name();
-    let text = match (reason, called) {
-        (RefusalReason::OtherHost, Some(called)) => format!("{name} answered for {called}"),
-        (RefusalReason::AddressNotAllowed, _) if is_forced => {
-            format!("{name} is at {}, and relay.force is set here", from.underlay().ip())
-        }
-        (RefusalReason::AddressNotAllowed, _) => format!("{name} may not be at {}", from.underlay().ip()),
-        _ => "the peer's certificate claims an address of this node, or none".to_owned(),
-    };
-    let claimed = Some(Claimed::new(&done.peer, done.peer_time));
-    Refusal { at: now, from: from.underlay(), reason, text, claimed, times: 1 }
-}
-
-/// The refusal of a message that is not a valid handshake.
-fn refusal(now: Instant, from: Origin, error: Error) -> Refusal {
-    let (reason, text, claimed) = error.into_refusal();
-    Refusal { at: now, from: from.underlay(), reason, text, claimed, times: 1 }
-}
-
-/// Digest that identifies a message 1. It leaves out the header, which says nothing about the handshake.
-fn digest_of(message: &[u8]) -> [u8; 32] {
-    let mut digest = [0; 32];
-    digest.copy_from_slice(aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &message[HEADER_LEN..]).as_ref());
-    digest
 }
 
 /// The attempt at which the lighthouses are asked again.
@@ -493,8 +327,6 @@ const REQUERY_AT_ATTEMPT: u32 = 5;
 const ATTEMPTS_AT_ONE_PLACE: u32 = 2;
 /// Twice the number of attempts made while a peer is expected back: answers of lighthouses trigger some more.
 const MAX_ATTEMPTS_UNTIL_RETURN: u32 = 128;
-/// A first message that comes again after this was repeated by the caller, not sent to several places.
-const REPEATED_AFTER: Duration = Duration::from_millis(50);
 /// The attempt from which on the directory's endpoints are tried beside others that do not answer.
 const LIKELY_FROM_ATTEMPT: u32 = 3;
 /// More of them are not tried.
