@@ -9,6 +9,7 @@
 //!   of the files above. These call each other in circles, as the protocol does: a handshake asks the lighthouses for
 //!   an endpoint, and asking them may take a handshake. `warm` is another of them: it keeps tunnels that nobody uses;
 //!   and `gateways`, which decides which gateways take flows.
+//! - `prober` is what all parts that measure share; `test_messages` hands their requests and replies out.
 //! - `inspect` has the read-only views.
 
 mod confirmation;
