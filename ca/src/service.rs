@@ -143,7 +143,7 @@ impl Service {
 
     /// Takes over who joined or left, here or by another service on the same ledger.
     pub(crate) fn follow_members(&self) {
-        self.members.follow(self.issuer.store.as_ref(), time::now());
+        self.members.follow(&*self.issuer.store, time::now());
     }
 
     /// The node whose agent has the token of `proof`, whose turn has come.
@@ -406,7 +406,7 @@ impl Service {
         }
         let rules = self.issuer.rules();
         let authorities = std::slice::from_ref(rules.authority.certificate());
-        let (store, policy, audit) = (self.issuer.store.as_ref(), &rules.policy, &self.audit);
+        let (store, policy, audit) = (&*self.issuer.store, &rules.policy, &self.audit);
         let mut answer = Operator { directory: &self.settings.directory, store, authorities, policy, audit }
             .obey(command, time::now());
         if let CommandOutcome::Revoked { unaware, .. } = &mut answer {

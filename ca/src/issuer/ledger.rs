@@ -1,6 +1,9 @@
-//! What the ledger has, for the one who decides: lookups, and what a ledger that fails means.
+//! The ledger as the issuer uses it: lookups, and a note of whether it failed.
 
-use std::sync::atomic::Ordering;
+use std::{
+    ops::Deref,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use nebula_cert::{Fingerprint, UnixTime};
 
@@ -9,34 +12,29 @@ use crate::{
     address::Subject,
     pod::PodFacts,
     refusal::Refusal,
-    store::{IssuedRecord, StoreError},
+    store::{IssuedRecord, Store, StoreError},
 };
 
 impl Issuer {
     /// Whether the ledger failed and has not recovered.
     pub(crate) fn has_lost_store(&self) -> bool {
-        self.store_failed.load(Ordering::Relaxed)
+        self.store.is_lost()
     }
 
     /// Checks whether the ledger can be written again.
     pub(crate) fn recovers_store(&self) -> bool {
-        let outcome = self.store.check();
-        match &outcome {
-            Ok(()) => self.store_failed.store(false, Ordering::Relaxed),
-            Err(error) => tracing::warn!(%error, "the store does not work yet"),
-        }
-        outcome.is_ok()
+        self.store.recovers()
     }
 
     /// The newest certificate of the pod with this UID, and its record.
     pub(super) fn newest(&self, uid: &str) -> Result<Option<(Fingerprint, IssuedRecord)>, Refusal> {
-        let pod = self.store.pod(uid).map_err(|error| self.failed(&error))?;
+        let pod = self.store.run(|store| store.pod(uid))?;
         let Some(fingerprint) = pod.and_then(|pod| pod.newest?.parse::<Fingerprint>().ok()) else { return Ok(None) };
         Ok(self.issued(&fingerprint)?.map(|record| (fingerprint, record)))
     }
 
     pub(super) fn issued(&self, fingerprint: &Fingerprint) -> Result<Option<IssuedRecord>, Refusal> {
-        self.store.issued(fingerprint).map_err(|error| self.failed(&error))
+        self.store.run(|store| store.issued(fingerprint))
     }
 
     /// Valid certificates with the UID of a pod, provided that the ledger has all of them for that pod and, if `node`
@@ -81,7 +79,7 @@ impl Issuer {
                 visit(fingerprint, record);
             }
         };
-        self.store.each_issued(visit).map_err(|error| self.failed(&error))
+        self.store.run(|store| store.each_issued(visit))
     }
 
     /// How many certificates are neither blocked nor expired.
@@ -90,13 +88,54 @@ impl Issuer {
         self.each_valid(now, |_, _| count += 1)?;
         Ok(count)
     }
+}
 
+/// The store of an issuer. Dereferences to it, for calls whose failure refuses nothing.
+pub(crate) struct WatchedStore {
+    store: Box<dyn Store>,
+    has_failed: AtomicBool,
+}
+
+impl WatchedStore {
+    pub(super) fn new(store: Box<dyn Store>) -> Self {
+        Self { store, has_failed: AtomicBool::new(false) }
+    }
+
+    /// Takes one step on the store; its failure is a refusal, and is noted.
+    pub(super) fn run<T>(&self, step: impl FnOnce(&dyn Store) -> Result<T, StoreError>) -> Result<T, Refusal> {
+        step(&*self.store).map_err(|error| self.failed(&error))
+    }
+
+    /// Notes a failure.
     pub(super) fn failed(&self, error: &StoreError) -> Refusal {
         // A remote database comes back by itself.
         if !self.store.is_shared() {
-            self.store_failed.store(true, Ordering::Relaxed);
+            self.has_failed.store(true, Ordering::Relaxed);
         }
         tracing::error!(%error, "the store failed; nothing was handed out. It is tried again every second");
         Refusal::Internal
+    }
+
+    /// Whether a step failed since the store last worked.
+    pub(super) fn is_lost(&self) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
+    }
+
+    /// Checks whether the store can be written again.
+    pub(super) fn recovers(&self) -> bool {
+        let outcome = self.store.check();
+        match &outcome {
+            Ok(()) => self.has_failed.store(false, Ordering::Relaxed),
+            Err(error) => tracing::warn!(%error, "the store does not work yet"),
+        }
+        outcome.is_ok()
+    }
+}
+
+impl Deref for WatchedStore {
+    type Target = dyn Store;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.store
     }
 }

@@ -7,7 +7,7 @@ use nebula_cert::{
     issuance::{Lighthouses, Request},
 };
 
-use super::{Issued, Issuer, Recorded, Rules};
+use super::{Issued, Issuer, Rules, signature::Recorded};
 use crate::{
     address::Subject,
     authority::Grant,
@@ -51,7 +51,7 @@ impl Issuer {
         if present.name() != grant.name || present.networks() != grant.networks {
             return Err(Refusal::RenewalDiffers);
         }
-        let known = self.store.lighthouses().map_err(|error| self.failed(&error))?;
+        let known = self.store.run(|store| store.lighthouses())?;
         let port = known.iter().find(|known| known.uid == pod.uid).map(|known| known.port);
         self.enlist(rules, pod, grant, port, public_key, now)
     }
@@ -92,7 +92,7 @@ impl Issuer {
             }
         };
         // After the certificate, which is refused if somebody else has the address. The answer names the lighthouse.
-        self.store.put_lighthouse(&lighthouse).map_err(|error| self.failed(&error))?;
+        self.store.run(|store| store.put_lighthouse(&lighthouse))?;
         let issued = self.answer(record, fingerprint, displaced.is_none(), now)?;
         Ok(Issued { displaced: displaced.unwrap_or_default(), ..issued })
     }
@@ -104,7 +104,7 @@ impl Issuer {
             return Ok(false);
         };
         let mut has_changed = false;
-        for known in self.store.lighthouses().map_err(|error| self.failed(&error))? {
+        for known in self.store.run(|store| store.lighthouses())? {
             let next = match lighthouse::confirm(cluster, policy, &known.namespace, &known.name, &known.uid) {
                 Ok(pod) => Some(LighthouseRecord {
                     endpoints: endpoints(&pod, known.port),
@@ -123,8 +123,7 @@ impl Issuer {
             };
             if next.as_ref() != Some(&known) {
                 // It may have enrolled again at this moment, which counts more.
-                let changed = self.store.change_lighthouse(&known, next.as_ref());
-                has_changed |= changed.map_err(|error| self.failed(&error))?;
+                has_changed |= self.store.run(|store| store.change_lighthouse(&known, next.as_ref()))?;
             }
         }
         Ok(has_changed)
@@ -134,7 +133,7 @@ impl Issuer {
     pub(super) fn lighthouses(&self, rules: &Rules) -> Result<Lighthouses, Refusal> {
         let mut all = rules.policy.hosts.lighthouses.clone();
         if let Some(policy) = &rules.policy.lighthouses {
-            let known = self.store.lighthouses().map_err(|error| self.failed(&error))?;
+            let known = self.store.run(|store| store.lighthouses())?;
             for lighthouse in known.into_iter().filter(|lighthouse| policy.has(lighthouse.address)) {
                 all.entry(lighthouse.address).or_insert(lighthouse.endpoints);
             }

@@ -1,17 +1,26 @@
 mod grace;
 mod in_cluster;
 
-use std::collections::BTreeSet;
-use std::sync::atomic::Ordering;
+use std::{
+    collections::BTreeSet,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
-use nebula_cert::{CaPool, Certificate, Curve, PassphraseCost, PrivateKey, SigningKey, Template, Version, rfc3339};
+use nebula_cert::{
+    CaPool, Curve, PassphraseCost, PrivateKey, SigningKey, Template, Version,
+    issuance::{Pod, Release},
+    rfc3339,
+};
 use tempfile::TempDir;
 
 use super::*;
 use crate::{
     audit::AuditLog,
+    authority::Authority,
+    cluster::Cluster,
     control::{Command, CommandOutcome, NewToken, Operator},
     directory::{CA_CERTIFICATE, CA_KEY, Directory},
+    policy::Policy,
     store::{Beginning, RedbStore, StoreError},
 };
 
@@ -64,7 +73,7 @@ impl Fixture {
     fn obey(&self, command: &Command, now: UnixTime) -> CommandOutcome {
         let rules = self.issuer.rules();
         let authorities = std::slice::from_ref(rules.authority.certificate());
-        let store = self.issuer.store.as_ref();
+        let store = &*self.issuer.store;
         let directory = Directory::new(self.directory.path());
         let (directory, policy, audit) = (&directory, &rules.policy, &self.audit);
         Operator { directory, store, authorities, policy, audit }.obey(command, now)
@@ -110,7 +119,7 @@ const SUITE_DATABASE: &str = "NEBULA_CA_SUITE_DATABASE";
 #[test]
 fn a_table_of_several_pages_is_read_whole_and_in_order() {
     let ca = Fixture::new(DERIVE);
-    let store = ca.issuer.store.as_ref();
+    let store = &*ca.issuer.store;
     // One row, and pages that end with the last row and before it.
     for count in 1..=7u8 {
         let secret = format!("secret {count}");
