@@ -150,18 +150,37 @@ pub fn ca_curve(directory: &Directory) -> Result<Curve, AuthorityError> {
     Ok(read_bundle(directory)?.1.first().map_or(Curve::Curve25519, Certificate::curve))
 }
 
-/// Returns what about a grant none of the CAs could ever sign, so that no token is created for it.
-pub(crate) fn check_grant(grant: &Grant, authorities: &[Certificate]) -> Result<(), String> {
+/// What no CA of the service can sign.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum GrantError {
+    #[error("the name must have 1 to 253 characters")]
+    Name,
+    #[error("name and groups must not contain control characters, or others that are not seen")]
+    Invisible,
+    #[error("at least one network is needed, for example 10.42.0.1/16")]
+    NoNetwork,
+    #[error("there is no CA certificate")]
+    NoCa,
+    #[error("this CA is of version 1: exactly one network, and IPv4 only")]
+    Version1,
+    #[error("{0} is in none of the networks the CA certificate allows")]
+    Network(IpNet),
+    #[error("{0:?} is not one of the groups the CA certificate allows")]
+    Group(String),
+}
+
+/// Refuses a grant that none of the CAs could ever sign, so that no token is created for it.
+pub(crate) fn check_grant(grant: &Grant, authorities: &[Certificate]) -> Result<(), GrantError> {
     if grant.name.is_empty() || grant.name.len() > crate::policy::MAX_NAME_BYTES {
-        return Err("the name must have 1 to 253 characters".to_owned());
+        return Err(GrantError::Name);
     }
     if !grant.name.chars().chain(grant.groups.iter().flat_map(|group| group.chars())).all(is_visible) {
-        return Err("name and groups must not contain control characters, or others that are not seen".to_owned());
+        return Err(GrantError::Invisible);
     }
     if grant.networks.is_empty() {
-        return Err("at least one network is needed, for example 10.42.0.1/16".to_owned());
+        return Err(GrantError::NoNetwork);
     }
-    let mut verdict = Err("there is no CA certificate".to_owned());
+    let mut verdict = Err(GrantError::NoCa);
     for ca in authorities {
         verdict = check_constraints(grant, ca);
         if verdict.is_ok() {
@@ -171,24 +190,24 @@ pub(crate) fn check_grant(grant: &Grant, authorities: &[Certificate]) -> Result<
     verdict
 }
 
-fn check_constraints(grant: &Grant, ca: &Certificate) -> Result<(), String> {
+fn check_constraints(grant: &Grant, ca: &Certificate) -> Result<(), GrantError> {
     let is_v4 = |network: &IpNet| network.addr().is_ipv4();
     let is_v1 = ca.version() == Version::V1;
     if is_v1 && !(grant.networks.len() == 1 && grant.networks.iter().chain(&grant.unsafe_networks).all(is_v4)) {
-        return Err("this CA is of version 1: exactly one network, and IPv4 only".to_owned());
+        return Err(GrantError::Version1);
     }
     // An empty list in the CA certificate means no constraint.
-    let all_within = |inner: &[IpNet], outer: &[IpNet]| -> Result<(), String> {
+    let all_within = |inner: &[IpNet], outer: &[IpNet]| -> Result<(), GrantError> {
         match inner.iter().find(|inner| !outer.is_empty() && !outer.iter().any(|outer| outer.trunc().contains(*inner)))
         {
-            Some(network) => Err(format!("{network} is in none of the networks the CA certificate allows")),
+            Some(network) => Err(GrantError::Network(*network)),
             None => Ok(()),
         }
     };
     all_within(&grant.networks, ca.networks())?;
     all_within(&grant.unsafe_networks, ca.unsafe_networks())?;
     match grant.groups.iter().find(|group| !ca.groups().is_empty() && !ca.groups().contains(group)) {
-        Some(group) => Err(format!("{group:?} is not one of the groups the CA certificate allows")),
+        Some(group) => Err(GrantError::Group(group.clone())),
         None => Ok(()),
     }
 }

@@ -138,7 +138,7 @@ fn write_backup(directory: &Directory, file: &fs::File, now: UnixTime) -> Result
 
 /// Copies the rows of a ledger into the directory, for [`back_up`]. Returns how many there are; `None` if other services
 /// share the ledger, whose database has means of its own.
-pub(crate) fn copy_ledger(directory: &Directory, store: &dyn Store) -> Result<Option<u64>, String> {
+pub(crate) fn copy_ledger(directory: &Directory, store: &dyn Store) -> Result<Option<u64>, BackupError> {
     if store.is_shared() {
         return Ok(None);
     }
@@ -158,10 +158,10 @@ pub(crate) fn copy_ledger(directory: &Directory, store: &dyn Store) -> Result<Op
         Ok(records)
     };
     let outcome: Result<u64, BackupError> = copy();
-    outcome.map(Some).map_err(|error| {
+    if outcome.is_err() {
         let _ = directory.remove(LEDGER_COPY);
-        format!("cannot copy the ledger: {}", nebula_cert::with_causes(&error))
-    })
+    }
+    outcome.map(Some)
 }
 
 /// Makes the directory of a service from the backup at `path`.

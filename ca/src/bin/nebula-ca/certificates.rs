@@ -5,8 +5,9 @@ use nebula_ca::{
     Command, CommandOutcome, Hears, ListedAddress, ListedCertificate, ListedHolder, ListedPod, Unaware, now, time_left,
 };
 
+use super::arguments::{Listing, Readmit, ReleaseAddress, Revoke, Show};
 use super::print::{join, print, print_json, say, table};
-use super::{Listing, Readmit, ReleaseAddress, Revoke, Show, UNEXPECTED, ask};
+use super::{UNEXPECTED, ask};
 
 impl Revoke {
     pub(super) fn run(self) -> anyhow::Result<()> {

@@ -8,8 +8,9 @@ use anyhow::{Context, bail};
 use nebula_ca::{Command, CommandOutcome, PASSPHRASE, Policy, Rollover, TlsIdentity, back_up, call, now, restore};
 use zeroize::Zeroizing;
 
+use super::arguments::{AddName, BackUp, PolicyCheck, Reload, Restore, RolloverVerb, Switch, TlsVerb};
 use super::print::{print, print_json, say, table};
-use super::{AddName, BackUp, PolicyCheck, Reload, Restore, RolloverVerb, Switch, TlsVerb, UNEXPECTED, ask};
+use super::{UNEXPECTED, ask};
 
 impl RolloverVerb {
     pub(super) fn run(self) -> anyhow::Result<()> {

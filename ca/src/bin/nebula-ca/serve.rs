@@ -10,8 +10,8 @@ use nebula_cert::{Curve, Version, VisibleLines};
 use tracing_subscriber::EnvFilter;
 use zeroize::Zeroizing;
 
+use super::arguments::{CurveName, Init, Serve};
 use super::print::print;
-use super::{CurveName, Init, Serve};
 
 impl Init {
     pub(super) fn run(self) -> anyhow::Result<()> {

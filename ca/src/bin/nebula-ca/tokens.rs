@@ -11,8 +11,9 @@ use nebula_ca::{
 use nebula_cert::{Curve, HostKey, JoinToken};
 use zeroize::Zeroizing;
 
+use super::arguments::{CreateToken, Listing, RevokeToken};
 use super::print::{join, print, print_json, say, table};
-use super::{CreateToken, Listing, RevokeToken, UNEXPECTED, ask};
+use super::{UNEXPECTED, ask};
 
 impl CreateToken {
     pub(super) fn run(self) -> anyhow::Result<()> {
