@@ -6,7 +6,8 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use crate::ca;
+use nebula_cert::client;
+
 use crate::config::{AGENT_DIR, STATE_DIR, TLS_CA_FILE, TOKEN_FILE};
 use crate::durable;
 use crate::host_root::HostRoot;
@@ -106,7 +107,7 @@ fn copy(
     from: &Path,
     to: &Path,
     mode: u32,
-    is_good: fn(&[u8]) -> Result<(), &'static str>,
+    is_good: fn(&[u8]) -> Result<(), String>,
 ) -> Result<(), CredentialError> {
     let unreadable = |source| CredentialError::Unreadable { what, path: from.to_owned(), source };
     let bytes = durable::read_bounded(from, MAX_BYTES).map_err(unreadable)?;
@@ -123,19 +124,19 @@ fn copy(
     written.map_err(|source| CredentialError::Unwritable { path: to.to_owned(), source })
 }
 
-fn is_token(bytes: &[u8]) -> Result<(), &'static str> {
+fn is_token(bytes: &[u8]) -> Result<(), String> {
     let text = bytes.trim_ascii();
     if text.is_empty() {
-        Err("it is empty")
+        Err("it is empty".to_owned())
     } else if text.iter().all(u8::is_ascii_graphic) {
         Ok(())
     } else {
-        Err("it is no token")
+        Err("it is no token".to_owned())
     }
 }
 
-fn is_pem(bytes: &[u8]) -> Result<(), &'static str> {
-    ca::roots(bytes).map(drop)
+fn is_pem(bytes: &[u8]) -> Result<(), String> {
+    client::roots(bytes).map(drop).map_err(|error| error.to_string())
 }
 
 const MAX_BYTES: u64 = 256 << 10;

@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 use crate::readiness::{Readiness, Standings, verdict};
 
 /// Returns further metrics in Prometheus' text format.
-pub type MoreMetrics = Arc<dyn Fn() -> String + Send + Sync>;
+pub(crate) type MoreMetrics = Arc<dyn Fn() -> String + Send + Sync>;
 
 #[derive(Clone)]
 struct Shown {
@@ -34,14 +34,14 @@ struct Shown {
 ///
 /// # Errors
 /// Returns the system's error.
-pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let listener = nebula_cert::listener::listen(address)?;
     listener.set_nonblocking(true)?;
     TcpListener::from_std(listener)
 }
 
 /// Serves for ever.
-pub async fn serve(listener: TcpListener, readiness: Readiness, more: MoreMetrics) {
+pub(crate) async fn serve(listener: TcpListener, readiness: Readiness, more: MoreMetrics) {
     let router = Router::new()
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(ready))

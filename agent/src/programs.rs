@@ -17,7 +17,7 @@ use crate::readiness::Standing;
 
 /// The agent's copies of the programs, and what it knows about the installed ones.
 #[derive(Debug)]
-pub struct Programs {
+pub(crate) struct Programs {
     source: PathBuf,
     /// State of each installed file when it was last found equal to the agent's copy.
     known: Vec<(PathBuf, Stamp)>,
@@ -27,7 +27,7 @@ pub struct Programs {
 /// Why a program is not installed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum InstallError {
+pub(crate) enum InstallError {
     /// The agent's image is not complete.
     #[error("cannot read {path} of the agent's image: {source}")]
     Source {
@@ -60,7 +60,7 @@ impl Stamp {
 impl Programs {
     /// `source` is the directory that holds the agent's copies.
     #[must_use]
-    pub fn new(source: PathBuf) -> Self {
+    pub(crate) fn new(source: PathBuf) -> Self {
         Self { source, known: Vec::new(), swept: Vec::new() }
     }
 
@@ -68,7 +68,7 @@ impl Programs {
     ///
     /// # Errors
     /// Returns the first failure, after everything was tried.
-    pub fn install(&mut self, directories: &[PathBuf]) -> Result<usize, InstallError> {
+    pub(crate) fn install(&mut self, directories: &[PathBuf]) -> Result<usize, InstallError> {
         let mut outcome = Ok(0);
         for directory in directories {
             // The instance first: a plugin without it refuses every pod.
@@ -114,7 +114,7 @@ impl Programs {
 
 /// How the programs stand after an attempt to install them.
 #[must_use]
-pub fn standing(outcome: &Result<usize, InstallError>, directories: &[PathBuf], host: &HostRoot) -> Standing {
+pub(crate) fn standing(outcome: &Result<usize, InstallError>, directories: &[PathBuf], host: &HostRoot) -> Standing {
     let list = directories.iter().map(|dir| of_node(dir, host)).collect::<Vec<_>>().join(", ");
     match outcome {
         Ok(_) => Standing::good(format!("{PLUGIN} and {INSTANCE} are in {list}")),

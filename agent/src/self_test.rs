@@ -194,7 +194,7 @@ fn settings(entry: &Map<String, Value>) -> Option<Settings> {
 /// The operator's entry, changed so that nothing outside of the node takes part.
 fn configuration(entry: &Map<String, Value>) -> Map<String, Value> {
     let mut config = entry.clone();
-    for key in ["isolate", "capture", "renumber", "provisional", "deliverKey", "capabilities"] {
+    for key in ["isolate", "capture", "renumber", "provisional", "capabilities"] {
         config.shift_remove(key);
     }
     if config.get("overlay").and_then(Value::as_array).is_none_or(Vec::is_empty) {
@@ -284,7 +284,7 @@ mod tests {
     fn the_plugin_accepts_the_changed_entry_whatever_the_operator_set() {
         for entry in [
             json!({}),
-            json!({"flow": "init", "provisional": true, "deliverKey": true, "overlay": ["10.42.0.0/16"]}),
+            json!({"flow": "init", "provisional": true, "overlay": ["10.42.0.0/16"]}),
             json!({"renumber": true, "isolate": {"ranges": ["10.0.0.0/8"]}, "underlay": "pod", "device": "neb7"}),
             json!({"mode": "lazy", "overlay": ["10.42.0.0/16"], "supervisor": "systemd"}),
             json!({"capture": {"ranges": ["10.244.0.0/16"]}}),

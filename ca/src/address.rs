@@ -125,8 +125,7 @@ pub enum Subject {
         /// Its primary address of the other family, if that is in its certificate.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         other_address: Option<IpAddr>,
-        /// The node it runs on: its name in Kubernetes, or else the address its proof came from. None in records of
-        /// older releases.
+        /// The node it runs on: its name in Kubernetes, or else the address its proof came from.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         node: Option<String>,
         /// Its service account, with Kubernetes.
@@ -209,7 +208,6 @@ pub(crate) struct Holder {
     /// Last second of its longest-lived certificate or reservation.
     pub(crate) until: UnixTime,
     /// Its certificates for the address, by fingerprint, with the last second of each.
-    #[serde(default)]
     pub(crate) certificates: Vec<(String, UnixTime)>,
     /// For what name of a pod, or host, the address is kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]

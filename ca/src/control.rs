@@ -59,7 +59,7 @@ impl Operator<'_> {
     }
 
     fn listed_address(&self, name: String, kept: KeptAddresses, now: UnixTime) -> Result<ListedAddress, CommandError> {
-        let newest = self.store.pod(&kept.uid)?.and_then(|pod| pod.newest?.parse::<Fingerprint>().ok());
+        let newest = self.store.pod(&kept.uid)?.and_then(|pod| pod.newest.parse::<Fingerprint>().ok());
         let newest = newest.map(|newest| self.store.issued(&newest)).transpose()?.flatten();
         let in_use = newest.is_some_and(|newest| newest.revoked.is_none() && newest.not_after >= now);
         Ok(ListedAddress { name, kept, in_use })

@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use nebula_cert::durable;
 use zeroize::Zeroizing;
 
 /// A directory with everything one CA service needs.
@@ -98,11 +99,14 @@ impl Directory {
     /// # Errors
     /// Returns an error if it cannot be written.
     pub fn replace(&self, name: &str, text: &str, mode: u32) -> Result<(), FileError> {
-        let unready = format!(".{name}.new");
-        // Left over from a process that died while writing.
-        let _ = fs::remove_file(self.file(&unready));
-        self.write_new(&unready, text, mode)?;
-        self.rename(&unready, name)
+        let path = self.file(name);
+        let own = |new: &Path| {
+            let file = fs::File::open(new)?;
+            hand_over(&file, new)?;
+            file.sync_all()
+        };
+        let written = durable::replace_alone(&path, mode, &mut text.as_bytes(), own);
+        written.map_err(|source| FileError { verb: "write", path, source })
     }
 
     /// Renames a file, replacing any file that has the new name.

@@ -3,9 +3,8 @@
 //!
 //! The instance listens on an abstract unix socket in the pod's network namespace before ADD returns: no program of the
 //! pod runs yet, so none can have taken the name, and no raw socket sees the traffic. Init connects and shows the pod's
-//! token. If the pod gets the private key, it goes with the certificate to the connection whose token the CA accepted,
-//! and others get neither before that; the certificate alone is no secret. Init accepts a certificate only from a
-//! listener that is root of the node.
+//! token, and gets the certificate, which is no secret: the private key stays with the instance. Init accepts a
+//! certificate only from a listener that is root of the node.
 //!
 //! Each message is a JSON object on a line: [`Hello`], then any number of [`Word`]s, then a [`Receipt`].
 
@@ -52,33 +51,18 @@ pub struct Receipt {
 }
 
 /// What init receives.
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Delivery {
     /// PEM of the certificate.
     pub certificate: String,
     /// PEM bundle of the CAs to trust.
     pub ca: String,
-    /// PEM of the private key, if the operator wants the pod to have it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub key: Option<String>,
 }
 
 impl Drop for Hello {
     fn drop(&mut self) {
         self.token.zeroize();
-    }
-}
-
-impl Drop for Delivery {
-    fn drop(&mut self) {
-        self.key.zeroize();
-    }
-}
-
-impl std::fmt::Debug for Delivery {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Delivery").field("certificate", &self.certificate).field("key", &self.key.is_some()).finish()
     }
 }
 
@@ -131,13 +115,6 @@ mod tests {
         for bad in ["", "two words", "line\nbreak", "é", &"x".repeat(MAX_TOKEN_BYTES + 1)] {
             assert!(!is_token(bad));
         }
-    }
-
-    #[test]
-    fn a_delivery_does_not_show_the_key() {
-        let key = Some("secret".to_owned());
-        let delivery = Delivery { certificate: "c".to_owned(), ca: "a".to_owned(), key };
-        assert!(!format!("{delivery:?}").contains("secret"));
     }
 
     #[test]

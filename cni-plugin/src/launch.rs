@@ -31,9 +31,6 @@ pub struct LaunchSpec {
     /// token; in [`Flow::Init`] only.
     #[serde(default, skip_serializing_if = "is_default")]
     pub provisional: bool,
-    /// Whether the init container gets the private key as well; in [`Flow::Init`] only.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub deliver_key: bool,
     /// Whether readiness waits for the certificate; ignored in [`Flow::Init`].
     pub mode: Mode,
     /// Network namespace of the UDP socket.

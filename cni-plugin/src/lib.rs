@@ -9,7 +9,7 @@ pub mod enrolment;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod handoff;
-mod hash;
+pub mod hash;
 pub mod host;
 pub mod instance_status;
 pub mod launch;

@@ -1,14 +1,14 @@
 //! The init container's side of the hand-off: sends the pod's token, receives the certificate and writes it.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File};
 use std::io::{self, BufReader, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use nebula_cert::{CaPool, Certificate, Identity, PrivateKey};
+use nebula_cert::{CaPool, Certificate, durable};
 use nix::sys::socket::{getsockopt, sockopt};
 use zeroize::Zeroizing;
 
@@ -21,7 +21,7 @@ use crate::linux::errno;
 pub struct Settings {
     /// File with the pod's projected service-account token.
     pub token_file: PathBuf,
-    /// Folder for `host.crt`, `ca.crt` and, if delivered, `host.key`.
+    /// Folder for `host.crt` and `ca.crt`.
     pub out_dir: PathBuf,
     /// How long to wait for a certificate.
     pub deadline: Duration,
@@ -214,8 +214,6 @@ enum Unusable {
     Bundle(#[source] nebula_cert::Error),
     #[error(transparent)]
     Unverified(nebula_cert::Error),
-    #[error("key: {0}")]
-    Key(#[source] nebula_cert::Error),
 }
 
 /// Checks that the files of a delivery match each other. Returns the certificate's name.
@@ -228,44 +226,18 @@ fn check(delivery: &Delivery) -> Result<String, Unusable> {
         let verified = pool.verify(certificate.clone(), unix_now()).map_err(Unusable::Unverified)?;
         name = verified.name().to_owned();
     }
-    if let Some(key) = &delivery.key {
-        let key = PrivateKey::from_pem(key.as_bytes()).map_err(Unusable::Key)?;
-        Identity::new(certificates, key).map_err(Unusable::Key)?;
-    }
     Ok(name)
 }
 
 /// Writes the files. Each is complete or absent, and the certificate comes last: once it exists, so do the others.
 fn write(folder: &Path, delivery: &Delivery) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o750).create(folder)?;
-    let key = folder.join("host.key");
-    match &delivery.key {
-        Some(pem) => write_file(&key, pem.as_bytes())?,
-        // The key is delivered only once: if init runs again, the certificate is still the one that the key belongs to.
-        None if std::fs::read(folder.join("host.crt")).is_ok_and(|old| old == delivery.certificate.as_bytes()) => {}
-        // A key from an earlier run, which does not belong to this certificate.
-        None => match std::fs::remove_file(&key) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        },
-    }
     write_file(&folder.join("ca.crt"), delivery.ca.as_bytes())?;
-    write_file(&folder.join("host.crt"), delivery.certificate.as_bytes())?;
-    File::open(folder)?.sync_all()
+    write_file(&folder.join("host.crt"), delivery.certificate.as_bytes())
 }
 
 fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let beside = path.with_extension("new");
-    match std::fs::remove_file(&beside) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(&beside)?;
-    // Regardless of the image's umask.
-    file.set_permissions(std::fs::Permissions::from_mode(FILE_MODE))?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    std::fs::rename(&beside, path)
+    durable::replace_alone(path, FILE_MODE, &mut &*bytes, |_| Ok(()))
 }
 
 const NO_INSTANCE: &str = "no instance of this pod listens on this node; is the pod enrolled, does the plugin on this node \
@@ -282,7 +254,8 @@ const OVERFLOW_UID: u32 = 65_534;
 mod tests {
     use super::*;
     use crate::handoff::server::HandoffServer;
-    use nebula_cert::{Curve, SigningKey, Template};
+    use nebula_cert::{Curve, PrivateKey, SigningKey, Template};
+    use std::os::unix::fs::PermissionsExt;
 
     struct Credentials {
         delivery: Delivery,
@@ -299,8 +272,7 @@ mod tests {
         let certificate = host.sign(&ca, &ca_key).unwrap().to_pem();
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("token"), "header.claims.signature\n").unwrap();
-        let key = Some(key.to_pem().to_string());
-        Credentials { delivery: Delivery { certificate, ca: ca.to_pem(), key }, folder }
+        Credentials { delivery: Delivery { certificate, ca: ca.to_pem() }, folder }
     }
 
     fn changed(delivery: &Delivery, change: impl FnOnce(&mut Delivery)) -> Delivery {
@@ -337,8 +309,6 @@ mod tests {
     fn the_token_goes_out_the_certificate_comes_in_and_init_ends() {
         let Credentials { delivery, folder } = credentials();
         let settings = settings(folder.path(), Duration::from_secs(60));
-        std::fs::create_dir(&settings.out_dir).unwrap();
-        std::fs::write(settings.out_dir.join("host.key"), "of an earlier run").unwrap();
         let (out, socket) = (settings.out_dir.clone(), socket("out"));
         let running = std::thread::spawn({
             let (settings, socket) = (settings.clone(), socket.clone());
@@ -348,7 +318,6 @@ mod tests {
         let server = HandoffServer::open(&socket, || Ok(())).unwrap();
         assert_eq!(token(&server), "header.claims.signature");
         server.explain("the CA\nis away");
-        let delivery = changed(&delivery, |delivery| delivery.key = None);
         server.deliver(delivery.clone());
         assert_eq!(running.join().unwrap().unwrap(), "web");
         let mut names: Vec<_> = std::fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -360,21 +329,14 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_belongs_to_the_certificate_is_written_and_another_is_refused() {
+    fn a_certificate_of_another_ca_is_refused_and_one_of_ours_is_written_for_owner_and_group() {
         let Credentials { delivery, folder } = credentials();
         let out = folder.path().join("out");
         assert_eq!(check(&delivery).unwrap(), "web");
         write(&out, &delivery).unwrap();
-        assert_eq!(std::fs::metadata(out.join("host.key")).unwrap().permissions().mode() & 0o777, 0o640);
-        let other = Some(PrivateKey::generate(Curve::Curve25519).unwrap().to_pem().to_string());
-        assert!(
-            check(&changed(&delivery, |delivery| delivery.key = other)).unwrap_err().to_string().starts_with("key: ")
-        );
+        assert_eq!(std::fs::metadata(out.join("ca.crt")).unwrap().permissions().mode() & 0o777, 0o640);
         let stranger = credentials().delivery.ca.clone();
         assert!(check(&changed(&delivery, |delivery| delivery.ca = stranger)).is_err());
-        // The key is delivered once; it is kept while the certificate stays the same.
-        write(&out, &changed(&delivery, |delivery| delivery.key = None)).unwrap();
-        assert!(out.join("host.key").exists());
     }
 
     #[test]

@@ -5,20 +5,20 @@
 //!
 //! - [`host`], [`pod`], [`init`]
 //! - [`enrol`]
-//! - [`overlay`], [`handoff`], [`ca_client`]
+//! - [`overlay`], `handoff`, [`ca_client`]
 //! - `metrics`
 //! - [`log`], `listener`, [`names`]
 //! - [`config`]
-//! - [`go`], [`linux`], [`causes`]
+//! - [`go`], [`linux`], `causes`
 
 pub mod ca_client;
-pub mod causes;
+mod causes;
 pub mod config;
 pub mod enrol;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod go;
-pub mod handoff;
+mod handoff;
 pub mod host;
 pub mod init;
 pub mod linux;

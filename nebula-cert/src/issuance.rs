@@ -221,8 +221,7 @@ pub struct Pod {
     pub uid: String,
     /// Primary address of the pod from the CNI result, for the address modes `derive` and `same`.
     pub address: IpAddr,
-    /// The pod's address of the other family, if it has one, for address mode `same`. Services of earlier releases
-    /// refuse a request that has it.
+    /// The pod's address of the other family, if it has one, for address mode `same`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub other_address: Option<IpAddr>,
 }

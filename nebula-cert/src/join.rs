@@ -31,11 +31,8 @@ pub enum JoinTokenError {
     /// Something else.
     #[error("this is no join token: it begins with {PREFIX:?}; make one with `nebula-ca token create --join`")]
     NotOne,
-    /// Of an earlier format, which says nothing about networks.
-    #[error("the join token is of an earlier release, and does not say which network it is for: make another one")]
-    Earlier,
-    /// Of a later format.
-    #[error("the join token is of a later release: update this program")]
+    /// Of another format.
+    #[error("the join token is of another release: update this program, or make another token")]
     Version,
     /// Cut off, or mistyped.
     #[error("the join token is incomplete or has a typing mistake; copy all of it again")]
@@ -154,7 +151,6 @@ impl FromStr for JoinToken {
         let text = text.trim();
         let Some(encoded) = text.strip_prefix(PREFIX) else {
             return Err(match text {
-                _ if text.starts_with(EARLIER) => JoinTokenError::Earlier,
                 _ if text.starts_with(FAMILY) => JoinTokenError::Version,
                 _ => JoinTokenError::NotOne,
             });
@@ -287,7 +283,6 @@ fn checked(bytes: &[u8]) -> Option<&[u8]> {
 }
 
 const FAMILY: &str = "nebula-join-";
-const EARLIER: &str = "nebula-join-1-";
 const PREFIX: &str = "nebula-join-2-";
 /// Flags of a join token: the CA signs for P-256; the secret is good for one key only.
 const P256: u8 = 1;
@@ -378,13 +373,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token_is_told_from_one_of_a_later_release() {
+    fn what_is_no_token_is_told_from_one_of_another_release() {
         for other in ["", "nebula-enrol-abc", "https://ca.example"] {
             assert_eq!(other.parse::<JoinToken>(), Err(JoinTokenError::NotOne));
         }
-        assert_eq!(token().to_text().replace("-2-", "-3-").parse::<JoinToken>(), Err(JoinTokenError::Version));
+        for other in ["-1-", "-3-"] {
+            assert_eq!(token().to_text().replace("-2-", other).parse::<JoinToken>(), Err(JoinTokenError::Version));
+        }
         assert_eq!(forged(4, b"https://ca\nsecret\n10.0.0.0/8").parse::<JoinToken>(), Err(JoinTokenError::Version));
-        assert_eq!(token().to_text().replace("-2-", "-1-").parse::<JoinToken>(), Err(JoinTokenError::Earlier));
         assert_eq!("A".repeat(1 << 20).parse::<JoinToken>(), Err(JoinTokenError::NotOne));
         assert_eq!(format!("{PREFIX}{}", "A".repeat(1 << 20)).parse::<JoinToken>(), Err(JoinTokenError::Damaged));
     }

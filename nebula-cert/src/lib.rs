@@ -63,7 +63,11 @@
 mod ca_pool;
 mod causes;
 mod certificate;
+#[cfg(feature = "client")]
+pub mod client;
 pub mod directory;
+#[cfg(unix)]
+pub mod durable;
 mod encrypted_key;
 mod error;
 mod go_duration;

@@ -10,12 +10,8 @@ use axum::http::Method;
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::Instant;
-use ureq::config::Config as HttpConfig;
-use ureq::http::Uri;
-use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, TlsProvider};
-use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
-use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
 
+use nebula_cert::client;
 use nebula_cert::issuance::{Lighthouses, MAX_REPLY, TRUST_PATH, Trust};
 use nebula_cni_plugin::launch::request_url;
 
@@ -134,59 +130,15 @@ impl Target {
         request_url(&self.url, self.server_name.as_deref(), path)
     }
 
-    /// An HTTPS client that trusts only the TLS roots in `path`, and follows no redirects and no proxies, which could leak
-    /// a token.
+    /// An HTTPS client that trusts only the TLS roots in `path`.
     pub(crate) fn agent(&self, path: &Path) -> Result<ureq::Agent, CaError> {
         let unusable = |source| CaError::Roots { path: path.to_owned(), source };
         let pem = durable::read_bounded(path, MAX_ROOTS).map_err(unusable)?;
-        let roots = roots(&pem).map_err(|reason| unusable(io::Error::new(io::ErrorKind::InvalidData, reason)))?;
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let tls = TlsConfig::builder()
-            .provider(TlsProvider::Rustls)
-            .unversioned_rustls_crypto_provider(provider)
-            .root_certs(RootCerts::Specific(Arc::new(roots)))
-            .build();
-        let config = ureq::Agent::config_builder()
-            .tls_config(tls)
-            .https_only(true)
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .proxy(None)
-            .user_agent(concat!("nebula-cni-agent/", env!("CARGO_PKG_VERSION")))
-            .timeout_global(Some(PROBE_TIMEOUT))
-            .build();
-        let resolver = At(self.server_name.is_some().then(|| self.url.clone()));
-        Ok(ureq::Agent::with_parts(config, DefaultConnector::new(), resolver))
-    }
-}
-
-/// The TLS roots in PEM text, or why they cannot be used.
-pub(crate) fn roots(pem: &[u8]) -> Result<Vec<Certificate<'static>>, &'static str> {
-    let mut roots = Vec::new();
-    for item in ureq::tls::parse_pem(pem) {
-        match item {
-            Ok(PemItem::Certificate(certificate)) => roots.push(certificate),
-            Ok(PemItem::PrivateKey(_)) => return Err("there is a private key in it"),
-            Ok(_) => {}
-            Err(_) => return Err("it is not PEM"),
-        }
-    }
-    if roots.is_empty() { Err("there is no certificate in it") } else { Ok(roots) }
-}
-
-/// Resolves every name to the host of one URL, else like the system.
-#[derive(Debug)]
-struct At(Option<String>);
-
-impl Resolver for At {
-    fn resolve(
-        &self,
-        uri: &Uri,
-        config: &HttpConfig,
-        timeout: NextTimeout,
-    ) -> Result<ResolvedSocketAddrs, ureq::Error> {
-        let fixed = self.0.as_ref().and_then(|url| url.parse::<Uri>().ok());
-        DefaultResolver::default().resolve(fixed.as_ref().unwrap_or(uri), config, timeout)
+        let roots = client::roots(&pem).map_err(|error| unusable(io::Error::new(io::ErrorKind::InvalidData, error)))?;
+        let tls = client::tls(roots, Arc::new(rustls::crypto::aws_lc_rs::default_provider()));
+        let config = client::config(tls, concat!("nebula-cni-agent/", env!("CARGO_PKG_VERSION")));
+        let config = config.timeout_global(Some(PROBE_TIMEOUT)).build();
+        Ok(client::agent(config, self.server_name.is_some().then_some(&self.url)))
     }
 }
 

@@ -19,7 +19,7 @@ use crate::host_root::HostRoot;
 
 /// What the agent wrote into one directory, and what it saw there.
 #[derive(Debug)]
-pub struct Folder {
+pub(crate) struct Folder {
     /// As the node names it.
     path: PathBuf,
     written: Option<Written>,
@@ -41,7 +41,7 @@ struct Written {
 
 /// What became of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// Our chain is in place.
     InPlace(InPlace),
     /// There is no primary. If we wrote a chain earlier, it stays, so that no pod starts without us meanwhile.
@@ -69,7 +69,7 @@ pub enum Outcome {
 
 /// A chain that is in place on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InPlace {
+pub(crate) struct InPlace {
     /// Our file, relative to the directory.
     pub file: PathBuf,
     /// Its text.
@@ -86,7 +86,7 @@ pub struct InPlace {
 
 /// How to keep a directory.
 #[derive(Debug, Clone, Copy)]
-pub struct Wish<'a> {
+pub(crate) struct Wish<'a> {
     /// Our chain entry.
     pub entry: &'a Map<String, Value>,
     /// Name of the primary's network, if only one will do.
@@ -100,26 +100,26 @@ pub struct Wish<'a> {
 impl Folder {
     /// Touches nothing yet.
     #[must_use]
-    pub fn new(path: PathBuf) -> Self {
+    pub(crate) fn new(path: PathBuf) -> Self {
         Self { path, written: None, rewrites: Rewrites::default(), change: None, is_swept: false }
     }
 
     /// As the node names it.
     #[must_use]
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// The directories to watch, as the agent sees them.
     #[must_use]
-    pub fn watched(&self, host: &HostRoot) -> Vec<PathBuf> {
+    pub(crate) fn watched(&self, host: &HostRoot) -> Vec<PathBuf> {
         let dir = host.resolve(&self.path);
         let drop_in = self.written.as_ref().and_then(|written| written.name.parent().map(|parent| dir.join(parent)));
         [Some(dir.clone()), drop_in.filter(|inner| *inner != dir)].into_iter().flatten().collect()
     }
 
     /// Looks at the directory and makes it as it must be. Blocks.
-    pub fn keep(&mut self, wish: Wish<'_>, now: Instant) -> Outcome {
+    pub(crate) fn keep(&mut self, wish: Wish<'_>, now: Instant) -> Outcome {
         let dir = wish.host.resolve(&self.path);
         let shown = self.path.display().to_string();
         let failed =
@@ -283,7 +283,7 @@ impl Folder {
 ///
 /// # Errors
 /// Returns the file system's error.
-pub fn clear(dir: &Path) -> io::Result<usize> {
+pub(crate) fn clear(dir: &Path) -> io::Result<usize> {
     let names = match names(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
         other => other?,
@@ -314,7 +314,7 @@ fn remove_own(dir: &Path, file: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// Returns the file system's error.
-pub fn reload(dir: &Path) -> io::Result<()> {
+pub(crate) fn reload(dir: &Path) -> io::Result<()> {
     let file = dir.join(RELOAD);
     durable::replace(&file, MODE, &mut io::empty(), |_| Ok(()))?;
     durable::remove(&file)

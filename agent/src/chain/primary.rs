@@ -8,7 +8,7 @@ use crate::config::PLUGIN;
 
 /// A valid network configuration list of somebody else.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Primary {
+pub(crate) struct Primary {
     /// Name of its file.
     pub file: String,
     /// Name of the network.
@@ -19,7 +19,7 @@ pub struct Primary {
 
 /// The result of looking through a directory.
 #[derive(Debug, Default)]
-pub struct Choice {
+pub(crate) struct Choice {
     /// The first valid one that is no meta plugin's.
     pub primary: Option<Primary>,
     /// The meta plugin that runtimes call, if the first valid one is one's.
@@ -34,7 +34,7 @@ pub struct Choice {
 /// ours and those of meta plugins are none: we are in the chain that those call. What the first of them names as the
 /// cluster's network comes before others. If `network` is set, only a list of that name is, also a meta plugin's.
 #[must_use]
-pub fn choose<'a>(files: impl IntoIterator<Item = (&'a str, &'a [u8])>, network: Option<&str>) -> Choice {
+pub(crate) fn choose<'a>(files: impl IntoIterator<Item = (&'a str, &'a [u8])>, network: Option<&str>) -> Choice {
     let mut files: Vec<_> = files.into_iter().filter(|(name, _)| is_loadable(name) && !is_own(name)).collect();
     files.sort_by_key(|(name, _)| name.as_bytes());
     let mut choice = Choice::default();
@@ -66,25 +66,25 @@ pub fn choose<'a>(files: impl IntoIterator<Item = (&'a str, &'a [u8])>, network:
 
 /// Whether runtimes take a file of this name for a network configuration. They do not exempt hidden ones.
 #[must_use]
-pub fn is_loadable(name: &str) -> bool {
+pub(crate) fn is_loadable(name: &str) -> bool {
     [".conf", ".conflist", ".json"].iter().any(|extension| name.ends_with(extension))
 }
 
 /// Whether a file is the agent's chain file.
 #[must_use]
-pub fn is_own(name: &str) -> bool {
+pub(crate) fn is_own(name: &str) -> bool {
     own_file_network(name).is_some()
 }
 
 /// The network of a chain file of ours.
 #[must_use]
-pub fn own_file_network(name: &str) -> Option<&str> {
+pub(crate) fn own_file_network(name: &str) -> Option<&str> {
     OWN_PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix))?.strip_suffix(".conflist")
 }
 
 /// The name of the chain file for a network: one that sorts before all `others` of the directory, if there is one.
 #[must_use]
-pub fn own_name<'a>(network: &str, others: impl Iterator<Item = &'a str> + Clone) -> String {
+pub(crate) fn own_name<'a>(network: &str, others: impl Iterator<Item = &'a str> + Clone) -> String {
     let named = |prefix: &str| format!("{prefix}{network}.conflist");
     let is_first = |name: &String| others.clone().all(|other| name.as_bytes() < other.as_bytes());
     OWN_PREFIXES.iter().map(|prefix| named(prefix)).find(is_first).unwrap_or_else(|| named(OWN_PREFIXES[0]))
@@ -95,7 +95,7 @@ impl Primary {
     ///
     /// # Errors
     /// Returns why it is no valid network configuration.
-    pub fn parse(file: &str, bytes: &[u8]) -> Result<Self, String> {
+    pub(crate) fn parse(file: &str, bytes: &[u8]) -> Result<Self, String> {
         let value: Value =
             serde_json::from_slice(bytes).map_err(|error| match nebula_cert::text::decode(bytes.to_vec()) {
                 Ok(text) if text.as_bytes() == bytes => format!("not valid JSON: {error}"),
@@ -132,7 +132,7 @@ impl Primary {
     }
 
     /// Types of its plugins.
-    pub fn plugins(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn plugins(&self) -> impl Iterator<Item = &str> {
         self.list["plugins"].as_array().into_iter().flatten().filter_map(|plugin| plugin["type"].as_str())
     }
 
@@ -140,7 +140,7 @@ impl Primary {
     /// it), and the version. A runtime does not tell which versions its CNI library knows, and a newer version than the
     /// primary's would be passed to plugins that may not know it.
     #[must_use]
-    pub fn with_entry(&self, entry: &Map<String, Value>) -> Vec<u8> {
+    pub(crate) fn with_entry(&self, entry: &Map<String, Value>) -> Vec<u8> {
         let mut list = self.list.clone();
         if let Some(Value::Array(plugins)) = list.get_mut("plugins") {
             plugins.push(Value::Object(entry.clone()));

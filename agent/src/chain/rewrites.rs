@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 /// Counts how often our file had to be written again although nothing that it is derived from changed.
 #[derive(Debug, Default)]
-pub struct Rewrites {
+pub(crate) struct Rewrites {
     recent: VecDeque<Instant>,
     pause: Option<Pause>,
 }
@@ -21,7 +21,7 @@ struct Pause {
 
 impl Rewrites {
     /// Our file was found changed or gone. Returns whether it may be written again now.
-    pub fn lost(&mut self, now: Instant) -> bool {
+    pub(crate) fn lost(&mut self, now: Instant) -> bool {
         if self.is_paused(now) {
             return false;
         }
@@ -43,13 +43,13 @@ impl Rewrites {
 
     /// Whether we leave the file alone for now.
     #[must_use]
-    pub fn is_paused(&self, now: Instant) -> bool {
+    pub(crate) fn is_paused(&self, now: Instant) -> bool {
         self.pause.is_some_and(|pause| now < pause.until)
     }
 
     /// Time until the next attempt.
     #[must_use]
-    pub fn left(&self, now: Instant) -> Duration {
+    pub(crate) fn left(&self, now: Instant) -> Duration {
         self.pause.map_or(Duration::ZERO, |pause| pause.until.saturating_duration_since(now))
     }
 }
@@ -57,7 +57,7 @@ impl Rewrites {
 /// Who most likely removes or rewrites other programs' files, and the setting that ends it. `plugins` are the types in the
 /// primary's list, `files` the names in its directory.
 #[must_use]
-pub fn probable_owner<'a>(
+pub(crate) fn probable_owner<'a>(
     plugins: impl Iterator<Item = &'a str>,
     files: impl Iterator<Item = &'a str>,
 ) -> (&'static str, &'static str) {

@@ -29,7 +29,7 @@ impl Issuer {
     /// The newest certificate of the pod with this UID, and its record.
     pub(super) fn newest(&self, uid: &str) -> Result<Option<(Fingerprint, IssuedRecord)>, Refusal> {
         let pod = self.store.run(|store| store.pod(uid))?;
-        let Some(fingerprint) = pod.and_then(|pod| pod.newest?.parse::<Fingerprint>().ok()) else { return Ok(None) };
+        let Some(fingerprint) = pod.and_then(|pod| pod.newest.parse::<Fingerprint>().ok()) else { return Ok(None) };
         Ok(self.issued(&fingerprint)?.map(|record| (fingerprint, record)))
     }
 

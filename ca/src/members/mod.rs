@@ -74,7 +74,7 @@ impl Members {
         }
         self.read_log(store, now)?;
         let mut doubtful = self.with(|roster| roster.expired(now, REVIEWED_AT_ONCE));
-        // Whatever else writes to a shared ledger, for example an earlier release during an upgrade, may leave the log alone.
+        // Whatever else writes to a shared ledger, for example a database that was restored, may leave the log alone.
         if store.is_shared() && compared.is_none_or(|at| !(at..at + COMPARE_EVERY).contains(&now)) {
             *compared = Some(now);
             let members = store.members(now)?;

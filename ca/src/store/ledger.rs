@@ -240,7 +240,7 @@ impl<D: Database> Store for Ledger<D> {
                 name,
                 networks: certificate.networks().to_vec(),
                 until: certificate.not_after(),
-                newest: Some(fingerprint.to_string()),
+                newest: fingerprint.to_string(),
             };
             put(rows, PODS, uid.as_bytes(), &record)?;
             if let Some(kept) = issue.kept {
@@ -619,7 +619,7 @@ pub(super) const ISSUED: Table = Table("issued");
 /// Keyed by pod UID, or `host NAME`.
 pub(super) const PODS: Table = Table("pods");
 /// Keyed by the bytes of the overlay address.
-pub(super) const ADDRESSES: Table = Table("addresses");
+const ADDRESSES: Table = Table("addresses");
 /// Keyed by fingerprint: the last second for which the certificate must stay blocked.
 const REVOKED: Table = Table("revoked");
 /// By pod UID.

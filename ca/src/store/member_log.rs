@@ -1,16 +1,14 @@
 //! The log of members in the ledger: who got a certificate and who lost it, numbered in the order of the transactions.
 //! All services on one ledger, and each after a restart, so give the directory the same versions.
 
-use std::collections::HashMap;
-
 use nebula_cert::{Fingerprint, UnixTime, directory::Member, hex};
 use serde::{Deserialize, Serialize};
 
 use super::{
     IssuedRecord, PodRecord, StoreError,
-    ledger::{ADDRESSES, CHANGES, Database, ISSUED, META, PODS, Rows, Table, each_row, get_in, parse, put},
+    ledger::{CHANGES, Database, ISSUED, META, PODS, Rows, Table, each_row, get_in, parse, put},
 };
-use crate::address::{Holder, Subject};
+use crate::address::Subject;
 
 /// The end of a log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,7 +59,7 @@ pub(super) fn append(rows: &mut dyn Rows, uid: &str, member: Option<Member>) -> 
 pub(super) fn lost(rows: &mut dyn Rows, subject: &Subject, certificate: &Fingerprint) -> Result<(), StoreError> {
     let uid = subject.id();
     let known = get_in::<PodRecord>(rows, PODS, uid.as_bytes())?;
-    let is_newest = known.and_then(|known| known.newest).is_none_or(|newest| newest == certificate.to_string());
+    let is_newest = known.is_none_or(|known| known.newest == certificate.to_string());
     if is_newest { append(rows, &uid, None) } else { Ok(()) }
 }
 
@@ -69,7 +67,7 @@ pub(super) fn lost(rows: &mut dyn Rows, subject: &Subject, certificate: &Fingerp
 pub(super) fn review(rows: &mut dyn Rows, uids: &[String], now: UnixTime) -> Result<(), StoreError> {
     for uid in uids {
         let known = get_in::<PodRecord>(rows, PODS, uid.as_bytes())?;
-        let newest = known.and_then(|known| known.newest?.parse::<Fingerprint>().ok());
+        let newest = known.and_then(|known| known.newest.parse::<Fingerprint>().ok());
         let issued = match newest {
             Some(newest) => get_in::<IssuedRecord>(rows, ISSUED, &newest.0)?,
             None => None,
@@ -101,26 +99,13 @@ pub(super) fn after(database: &impl Database, after: u64, limit: usize) -> Resul
 
 /// All members.
 pub(super) fn all(database: &impl Database, now: UnixTime) -> Result<Vec<Member>, StoreError> {
-    let mut newest: HashMap<String, Option<Fingerprint>> = HashMap::new();
+    let mut keys: Vec<Vec<u8>> = Vec::new();
     each_row(database, PODS, |(key, row)| {
         let known: PodRecord = parse(PODS, &key, &row)?;
-        if let Some(certificate) = known.newest {
-            let certificate = certificate.parse().ok().filter(|_| known.until >= now);
-            newest.insert(String::from_utf8_lossy(&key).into_owned(), certificate);
-        }
+        let certificate = known.newest.parse::<Fingerprint>().ok().filter(|_| known.until >= now);
+        keys.extend(certificate.map(|fingerprint| fingerprint.0.to_vec()));
         Ok(())
     })?;
-    // Earlier releases noted the newest certificate of pods only, but always the certificates for an address.
-    each_row(database, ADDRESSES, |(key, row)| {
-        let holder: Holder = parse(ADDRESSES, &key, &row)?;
-        let uid = holder.subject.id();
-        if holder.until >= now && !newest.contains_key(&*uid) {
-            let certificate = holder.certificates.first().and_then(|(fingerprint, _)| fingerprint.parse().ok());
-            newest.insert(uid.into_owned(), certificate);
-        }
-        Ok(())
-    })?;
-    let keys: Vec<Vec<u8>> = newest.into_values().flatten().map(|fingerprint| fingerprint.0.to_vec()).collect();
     let mut members = Vec::with_capacity(keys.len());
     for keys in keys.chunks(READ_AT_ONCE) {
         for (key, row) in keys.iter().zip(database.get_many(ISSUED, keys)?) {

@@ -139,8 +139,7 @@ pub(crate) trait Store: Send + Sync {
     fn member_changes(&self, after: u64, limit: usize) -> Result<Vec<MemberChange>, StoreError>;
     /// All holders of certificates that are valid at `now`, each with its newest one.
     fn members(&self, now: UnixTime) -> Result<Vec<Member>, StoreError>;
-    /// Logs what is known of these members now: they are over, or the log lacks something that a service of an earlier
-    /// release did.
+    /// Logs what is known of these members now: they are over, or the log lacks something that the records have.
     fn review_members(&self, uids: &[String], now: UnixTime) -> Result<(), StoreError>;
     /// Removes records that expired before `before`.
     fn prune(&self, before: UnixTime) -> Result<(), StoreError>;
@@ -196,9 +195,8 @@ pub(crate) struct PodRecord {
     pub(crate) networks: Vec<IpNet>,
     /// Last second of the pod's newest certificate.
     pub(crate) until: UnixTime,
-    /// Fingerprint of that certificate; none in records of older releases.
-    #[serde(default)]
-    pub(crate) newest: Option<String>,
+    /// Fingerprint of that certificate.
+    pub(crate) newest: String,
 }
 
 /// The addresses that are kept for the name of a pod.

@@ -223,7 +223,7 @@ impl Files {
     /// Socket on which the instance reports that it is ready.
     #[must_use]
     pub fn notify_socket(&self) -> PathBuf {
-        self.socket("notify")
+        self.state_dir.join(format!(".{:016x}.notify", self.hash()))
     }
 
     /// Socket to which the instance hands its device when it ends; the same path as
@@ -255,9 +255,7 @@ impl Files {
     pub fn remove(&self) -> Result<(), Vec<String>> {
         let (record, launch) = (self.record(), self.launch());
         let mut problems = Vec::new();
-        // Sockets at the paths that instances of the previous release use.
-        let former = ["status", "device"].map(|purpose| self.socket(purpose));
-        let sockets = [self.notify_socket(), self.status_socket(), self.device_socket()].into_iter().chain(former);
+        let sockets = [self.notify_socket(), self.status_socket(), self.device_socket()];
         let first = sockets.into_iter().chain([
             temporary(&launch),
             temporary(&self.launch_copy()),
@@ -292,10 +290,6 @@ impl Files {
 
     // A socket address holds 107 bytes and a container id alone takes 64, so sockets are named by a hash. They live
     // next to the networks' directories, whose names never begin with a dot.
-    fn socket(&self, purpose: &str) -> PathBuf {
-        self.state_dir.join(format!(".{:016x}.{purpose}", self.hash()))
-    }
-
     fn hash(&self) -> u64 {
         let Key { network, container_id, ifname } = &self.key;
         fnv1a(&[network, "\0", container_id, "\0", ifname])

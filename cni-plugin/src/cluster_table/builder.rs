@@ -9,9 +9,10 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::format::{HEADER_LEN, MAGIC, MAJOR, MINOR, SECTION_LEN, SECTIONS, SectionKind};
-use super::hash_table::{HashTable, bucket, mix};
+use super::hash_table::{HashTable, bucket};
 use super::key_of;
 use super::table::{KIND_ADDRESS, KIND_PORT, KIND_UNKNOWN, service_key};
+use crate::hash::mix;
 
 /// Facts about the cluster, of which [`Builder::finish`] makes a table. Of contradicting facts the one that keeps packets
 /// in the tunnel wins; of two about the same pod or the same port of a Service the later one.

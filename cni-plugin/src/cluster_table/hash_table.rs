@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::format::Section;
+use crate::hash::mix;
 
 /// What a record is found by: an address, and port and protocol of a service.
 pub(super) type Key = (u128, u32);
@@ -12,13 +13,6 @@ pub(super) fn bucket(seed: u64, key: Key, buckets: u32) -> u32 {
     let (address, n) = key;
     let hash = mix(mix(mix(seed ^ (address >> 64) as u64) ^ address as u64) ^ u64::from(n));
     hash as u32 & buckets.wrapping_sub(1)
-}
-
-/// The finalizer of SplitMix64.
-pub(super) fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 /// The records in which `key` can be.

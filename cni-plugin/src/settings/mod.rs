@@ -35,8 +35,6 @@ pub struct Settings {
     pub flow: Flow,
     /// Whether a pod has a provisional certificate until its init container presents its token.
     pub provisional: bool,
-    /// Whether a pod's init container gets the private key.
-    pub deliver_key: bool,
     /// Whether ADD waits for the certificate.
     pub mode: Mode,
     /// Network namespace of the UDP socket.
@@ -82,7 +80,6 @@ impl Settings {
             device: keys.device()?,
             flow: keys.flow()?,
             provisional: keys.of_flow_init("provisional")?,
-            deliver_key: keys.of_flow_init("deliverKey")?,
             mode: keys.mode()?,
             underlay: keys.underlay()?,
             isolate: keys.config.value("isolate")?.map_or(Ok(None), |value| Isolation::read(&value))?,
@@ -376,13 +373,12 @@ fn is_executable(path: &Path) -> bool {
     path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
 
-const OURS: [&str; 21] = [
+const OURS: [&str; 20] = [
     "supervisor",
     "instance",
     "device",
     "flow",
     "provisional",
-    "deliverKey",
     "mode",
     "underlay",
     "isolate",
@@ -544,7 +540,6 @@ pub(crate) mod tests {
             ("underlay", json!("node")),
             ("renumber", json!("yes")),
             ("provisional", json!("yes")),
-            ("deliverKey", json!(1)),
             ("capture", json!("yes")),
             ("capture", json!({"ranges": ["10.244.0.0"]})),
             ("isolate", json!("yes")),
@@ -654,16 +649,13 @@ pub(crate) mod tests {
 
     #[test]
     fn what_is_about_the_init_container_needs_one() {
-        for key in ["provisional", "deliverKey"] {
-            let mut entry = good();
-            entry["overlay"] = json!(["10.42.0.0/16"]);
-            entry[key] = json!(true);
-            let error = Settings::read(&config(&entry)).unwrap_err();
-            assert!(error.msg.contains(key) && error.msg.contains("flow \"init\""), "{error:?}");
-            entry["flow"] = json!("init");
-            let settings = Settings::read(&config(&entry)).unwrap();
-            assert_eq!((settings.provisional, settings.deliver_key), (key == "provisional", key == "deliverKey"));
-        }
+        let mut entry = good();
+        entry["overlay"] = json!(["10.42.0.0/16"]);
+        entry["provisional"] = json!(true);
+        let error = Settings::read(&config(&entry)).unwrap_err();
+        assert!(error.msg.contains("provisional") && error.msg.contains("flow \"init\""), "{error:?}");
+        entry["flow"] = json!("init");
+        assert!(Settings::read(&config(&entry)).unwrap().provisional);
     }
 
     #[test]

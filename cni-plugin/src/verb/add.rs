@@ -522,7 +522,6 @@ impl<'a> Attachment<'a> {
             target: self.target(),
             flow: settings.flow,
             provisional: settings.provisional,
-            deliver_key: settings.deliver_key,
             mode: settings.mode,
             underlay: settings.underlay,
             isolate: self.isolated.as_ref().map(|(allowed, _)| allowed.clone()),

@@ -48,11 +48,6 @@ pub fn run(files: &Files, tokens: Tokens<'_>, host: &Host<'_>) -> Result<(), Err
     if launch.flow != Flow::Init {
         return Err(named(code::INIT_OVERDUE, "its instance waits for no token of the pod".to_owned()));
     }
-    if launch.deliver_key {
-        let why = "its containers hold the key of the certificate that was lost, and only an init container can bring them \
-                   another: delete the pod";
-        return Err(named(code::INIT_OVERDUE, why.to_owned()));
-    }
     let volumes = |kubelet: &&Path| kubelet.join("pods").join(&pod.uid).join(PROJECTED);
     let mounted = if tokens.finds_kubelet { mounted(&pod.uid) } else { Vec::new() };
     let mut folders = tokens.kubelet.iter().map(volumes).chain(mounted);

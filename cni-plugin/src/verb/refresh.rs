@@ -183,7 +183,6 @@ fn differing_keys(record: &Record, launch: &[u8], settings: &Settings) -> Vec<&'
         ("device", made.target.device != settings.device),
         ("flow", made.flow != settings.flow),
         ("provisional", made.provisional != settings.provisional),
-        ("deliverKey", made.deliver_key != settings.deliver_key),
         ("underlay", made.underlay != settings.underlay),
         ("isolate", isolation_differs),
         ("capture", capture_differs),

@@ -64,8 +64,8 @@ const DEFAULT_DEADLINE_SECONDS: u64 = 300;
 
 const ABOUT: &str = "\
 Receives a pod's Nebula certificate in the pod's first init container: shows the pod's service-account token to the pod's
-instance, which listens on a unix socket in the pod's network namespace, writes what comes back (host.crt, ca.crt, and
-host.key if the node's operator wants pods to have it) and ends. The containers after it start with the overlay up.
+instance, which listens on a unix socket in the pod's network namespace, writes what comes back (host.crt and ca.crt) and
+ends. The containers after it start with the overlay up.
 ";
 
 const FLAGS: &[Flag] = &[
@@ -75,7 +75,6 @@ const FLAGS: &[Flag] = &[
         help: "The pod's token for the CA service (default /var/run/secrets/nebula/token)",
     },
     Flag { name: "out-dir", takes_value: true, help: "Folder for the files (default /var/run/nebula)" },
-    Flag { name: "port", takes_value: true, help: "No effect any more: there is no port" },
     Flag { name: "deadline", takes_value: true, help: "Seconds to wait for the certificate (default 300)" },
     Flag { name: "version", takes_value: false, help: "Print version" },
 ];

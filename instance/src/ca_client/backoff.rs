@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use nebula_cni_plugin::hash::mix;
+
 /// A small random generator; spreading load needs no secrecy.
 #[derive(Debug)]
 pub(crate) struct Jitter(pub(crate) u64);
@@ -9,12 +11,9 @@ pub(crate) struct Jitter(pub(crate) u64);
 impl Jitter {
     /// A random duration between zero and `limit`.
     pub(crate) fn below(&mut self, limit: Duration) -> Duration {
-        // splitmix64
+        // SplitMix64
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let fraction = (z ^ (z >> 31)) >> 40;
+        let fraction = mix(self.0) >> 40;
         limit.mul_f64(fraction as f64 / f64::from(1u32 << 24))
     }
 

@@ -16,12 +16,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use nebula_cert::client;
 use nebula_cert::issuance::{
     self, ASKER_HEADER, Asker, CERTIFICATE_PATH, MAX_REPLY, MAX_WAIT_SECONDS, Pod, Proof, Reply, Request, TRUST_PATH,
 };
 use nebula_cert::{CaPool, Curve, Identity, JoinToken, PrivateKey, UnixTime};
 use nebula_cni_plugin::launch::{CaAccess, is_refusal_of_token};
-use ureq::tls::{PemItem, RootCerts, TlsConfig, TlsProvider};
+use ureq::tls::TlsConfig;
 use ureq::unversioned::resolver::DefaultResolver;
 use ureq::unversioned::transport::{Connector as _, TcpConnector};
 use zeroize::{Zeroize, Zeroizing};
@@ -402,8 +403,7 @@ impl CaClient {
         }
     }
 
-    /// Builds an agent that trusts only the given roots and follows no redirects and no proxies, which could leak the
-    /// token.
+    /// Builds an agent that trusts only the given roots.
     fn agent(&self) -> Result<ureq::Agent, Error> {
         if let Some(pin) = &self.pin {
             let connector = ().chain(TcpConnector::default()).chain(PinnedConnector(Arc::clone(pin)));
@@ -412,27 +412,13 @@ impl CaClient {
         let path = &self.access.tls_ca_file;
         let pem =
             files::read(path, self.held.roots.as_ref()).map_err(|error| unreadable("tls_ca_file", path, &error))?;
-        let useless = |why: &str| {
+        let useless = |why: client::RootsError| {
             let path = path.display();
             Error::Misconfigured(format!("ca.tls_ca_file {path}: {why}; copy tls.crt of the CA there"))
         };
-        let mut roots = Vec::new();
-        for item in ureq::tls::parse_pem(pem.as_bytes()) {
-            match item {
-                Ok(PemItem::Certificate(certificate)) => roots.push(certificate),
-                Ok(_) => {}
-                Err(error) => return Err(useless(&format!("it is no PEM: {error}"))),
-            }
-        }
-        if roots.is_empty() {
-            return Err(useless("it holds no certificate"));
-        }
-        let tls = TlsConfig::builder()
-            .provider(TlsProvider::Rustls)
-            .unversioned_rustls_crypto_provider(Arc::new(tls::provider()))
-            .root_certs(RootCerts::Specific(Arc::new(roots)))
-            .build();
-        Ok(service::agent(&self.access, config(tls)))
+        let roots = client::roots(pem.as_bytes()).map_err(useless)?;
+        let place = self.access.server_name.as_ref().map(|_| self.access.url.as_str());
+        Ok(client::agent(config(client::tls(roots, Arc::new(tls::provider()))), place))
     }
 }
 
@@ -446,13 +432,7 @@ impl Holder {
 }
 
 fn config(tls: TlsConfig) -> ureq::config::Config {
-    ureq::Agent::config_builder()
-        .tls_config(tls)
-        .https_only(true)
-        .http_status_as_error(false)
-        .max_redirects(0)
-        .proxy(None)
-        .user_agent(concat!("nebula-cni-instance/", env!("CARGO_PKG_VERSION")))
+    client::config(tls, concat!("nebula-cni-instance/", env!("CARGO_PKG_VERSION")))
         .input_buffer_size(INPUT_BUFFER_BYTES)
         .output_buffer_size(OUTPUT_BUFFER_BYTES)
         .max_idle_connections(1)
@@ -471,17 +451,6 @@ impl Prover {
     /// Whether the node's token proves it.
     fn is_of_node(&self) -> bool {
         matches!(self, Self::Node(_) | Self::Provisional(_))
-    }
-
-    /// Leaves out the pod's address of the other family.
-    #[must_use]
-    pub fn with_one_address(mut self) -> Self {
-        match &mut self {
-            Self::Node(pod) | Self::Provisional(pod) => pod.other_address = None,
-            Self::Pod { other_address, .. } => *other_address = None,
-            Self::Lighthouse { .. } | Self::Host | Self::Invited(_) | Self::Holder { .. } => {}
-        }
-        self
     }
 }
 

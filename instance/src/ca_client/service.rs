@@ -1,10 +1,6 @@
 //! The address of the CA service: where requests go, and the name that its TLS certificate must be for.
 
 use nebula_cni_plugin::launch::{self, CaAccess};
-use ureq::config::Config;
-use ureq::http::Uri;
-use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
-use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
 
 /// The URL of `path` at the service, as operators know it.
 pub(super) fn url(access: &CaAccess, path: &str) -> String {
@@ -14,24 +10,6 @@ pub(super) fn url(access: &CaAccess, path: &str) -> String {
 /// The URL of `path` for a request: with the name that the certificate must be for.
 pub(super) fn request_url(access: &CaAccess, path: &str) -> String {
     launch::request_url(&access.url, access.server_name.as_deref(), path)
-}
-
-/// An agent whose requests go to the host of `access`, whatever name they are for.
-pub(super) fn agent(access: &CaAccess, config: Config) -> ureq::Agent {
-    match access.server_name.as_ref().and_then(|_| access.url.parse().ok()) {
-        Some(place) => ureq::Agent::with_parts(config, DefaultConnector::default(), Fixed(place)),
-        None => ureq::Agent::new_with_config(config),
-    }
-}
-
-/// Resolves every name to the addresses of one host.
-#[derive(Debug)]
-struct Fixed(Uri);
-
-impl Resolver for Fixed {
-    fn resolve(&self, _name: &Uri, config: &Config, timeout: NextTimeout) -> Result<ResolvedSocketAddrs, ureq::Error> {
-        DefaultResolver::default().resolve(&self.0, config, timeout)
-    }
 }
 
 #[cfg(test)]

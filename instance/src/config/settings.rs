@@ -330,10 +330,6 @@ fn relay(section: &Section<'_>) -> Relay {
     relay.use_relays = section.boolean("relay.use_relays", true);
     relay.relays = relays;
     relay.groups = section.strings("relay.groups");
-    relay.force = section.boolean("relay.force", false);
-    if relay.force && !relay.use_relays {
-        section.warn("relay.force", "relay.force is true and relay.use_relays is false: this host calls nobody");
-    }
     relay
 }
 

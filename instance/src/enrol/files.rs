@@ -1,13 +1,13 @@
 //! The files of an enrolled host: key, certificate, trust bundle, and the CA service to renew at.
 
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::io::Read;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
-use nebula_cert::Identity;
 use nebula_cert::issuance::Lighthouses;
+use nebula_cert::{Identity, durable};
 use nebula_cni_plugin::launch::CaAccess;
 use serde::{Deserialize, Serialize};
 
@@ -305,20 +305,8 @@ impl Files {
         self.write(path, bytes, 0o644).map(|()| true)
     }
 
-    /// Writes atomically: to a temporary file, which is then renamed.
     pub(super) fn write(&self, path: &Path, bytes: &[u8], mode: u32) -> Result<(), Error> {
-        let mut beside = path.as_os_str().to_owned();
-        beside.push(".new");
-        let beside = PathBuf::from(beside);
-        let write = || {
-            // A leftover file may have another mode.
-            let _ = std::fs::remove_file(&beside);
-            let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&beside)?;
-            file.write_all(bytes)?;
-            file.sync_all()?;
-            std::fs::rename(&beside, path)
-        };
-        write().map_err(failed("write", path))
+        durable::replace_alone(path, mode, &mut &*bytes, |_| Ok(())).map_err(failed("write", path))
     }
 }
 

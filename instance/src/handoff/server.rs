@@ -1,5 +1,4 @@
-//! The instance's end of the hand-off: collects the tokens of its clients, delivers the certificate, and gives the
-//! private key only to a client whose token the CA accepted.
+//! The instance's end of the hand-off: collects the tokens of its clients and delivers the certificate.
 
 use std::io::{self, BufReader, Write};
 use std::net::Shutdown;
@@ -9,7 +8,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, sleep};
 use std::time::Duration;
 
-use aws_lc_rs::digest::{Digest, SHA256, digest};
 use nix::sys::socket::{MsgFlags, getsockopt, recv, sockopt};
 use zeroize::Zeroizing;
 
@@ -18,7 +16,7 @@ use crate::linux::errno;
 
 /// Keeps clients waiting until the CA has decided about their tokens.
 #[derive(Clone)]
-pub struct HandoffServer {
+pub(crate) struct HandoffServer {
     shared: Arc<Shared>,
 }
 
@@ -35,13 +33,7 @@ struct State {
     last: u64,
     /// Number of the client whose token [`HandoffServer::token`] returned last.
     asked: u64,
-    /// Hash of the token that the CA accepted.
-    accepted: Option<Digest>,
     delivery: Option<Delivery>,
-    /// A newer one, for when the first one's key has been taken.
-    next: Option<Delivery>,
-    /// The private key is being sent.
-    handing: bool,
 }
 
 struct Client {
@@ -57,14 +49,14 @@ struct Client {
 /// No client is waiting.
 #[derive(Debug, thiserror::Error)]
 #[error("the pod's init container has not shown its token")]
-pub struct Nobody;
+pub(crate) struct Nobody;
 
 impl HandoffServer {
     /// Binds `name` in the network namespace of the calling thread. The serving thread calls `confine` first.
     ///
     /// # Errors
     /// Returns an error if the name is taken or the thread cannot be started.
-    pub fn open(name: &str, confine: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<Self> {
+    pub(crate) fn open(name: &str, confine: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<Self> {
         let listener = listen(name)?;
         let server = Self { shared: Arc::default() };
         let shared = Arc::clone(&server.shared);
@@ -81,7 +73,7 @@ impl HandoffServer {
     ///
     /// # Errors
     /// Returns an error if nobody is waiting, or all clients have had their turn in this round.
-    pub fn token(&self, round: &mut Vec<u64>) -> Result<Zeroizing<String>, Nobody> {
+    pub(crate) fn token(&self, round: &mut Vec<u64>) -> Result<Zeroizing<String>, Nobody> {
         let mut state = self.shared.state();
         let of_user = |user: u32| state.clients.iter().filter(|c| c.user == user).map(|c| c.asked).sum::<u32>();
         let fresh = state.clients.iter().filter(|client| !round.contains(&client.number));
@@ -96,7 +88,7 @@ impl HandoffServer {
     }
 
     /// Tells the client whose token was used last why there is no certificate yet.
-    pub fn explain(&self, reason: &str) {
+    pub(crate) fn explain(&self, reason: &str) {
         let end =
             reason.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= MAX_REASON_BYTES).last();
         let mut state = self.shared.state();
@@ -107,26 +99,10 @@ impl HandoffServer {
         self.shared.changed.notify_all();
     }
 
-    /// Delivers the certificate that the CA issued for the token that was used last.
-    pub fn deliver(&self, delivery: Delivery) {
-        let mut state = self.shared.state();
-        let asked = state.clients.iter().find(|client| client.number == state.asked);
-        // If that client is gone, nobody gets the key.
-        state.accepted = asked.map(|client| digest(&SHA256, client.token.as_bytes()));
-        state.delivery = Some(delivery);
+    /// Delivers the pod's certificate, in place of any earlier one, to those who wait and those who come.
+    pub(crate) fn deliver(&self, delivery: Delivery) {
+        self.shared.state().delivery = Some(delivery);
         self.shared.changed.notify_all();
-    }
-
-    /// Replaces the certificate to deliver. While the first one's key still waits for init, the first certificate stays
-    /// with it.
-    pub fn renewed(&self, mut delivery: Delivery) {
-        let mut state = self.shared.state();
-        delivery.key = None;
-        if !state.handing && state.delivery.as_ref().is_none_or(|first| first.key.is_none()) {
-            state.delivery = Some(delivery);
-        } else {
-            state.next = Some(delivery);
-        }
     }
 }
 
@@ -190,10 +166,10 @@ fn serve(stream: &UnixStream, shared: &Shared) -> io::Result<()> {
         }
         state.last += 1;
         let number = state.last;
-        state.clients.push(Client { number, user, token: token.clone(), asked: 0, reason: None });
+        state.clients.push(Client { number, user, token, asked: 0, reason: None });
         number
     };
-    let served = wait_for_turn(stream, &mut reader, shared, number, &token);
+    let served = wait_for_turn(stream, &mut reader, shared, number);
     shared.state().clients.retain(|client| client.number != number);
     served
 }
@@ -203,39 +179,17 @@ fn wait_for_turn(
     reader: &mut BufReader<&UnixStream>,
     shared: &Shared,
     number: u64,
-    token: &str,
 ) -> io::Result<()> {
     loop {
         let mut state = shared.state();
         let reason = state.clients.iter_mut().find(|client| client.number == number).and_then(|c| c.reason.take());
-        let accepted =
-            state.accepted.as_ref().is_some_and(|one| one.as_ref() == digest(&SHA256, token.as_bytes()).as_ref());
-        if let Some(delivery) = &mut state.delivery {
-            if delivery.key.is_some() && !accepted {
-                drop(state);
-                return tell(stream, &Word::Reason("another token got the pod's certificate and its key".to_owned()));
-            }
-            // Taken out before it is sent, so that it is never sent twice.
-            let key = delivery.key.take();
-            let copy =
-                Delivery { certificate: delivery.certificate.clone(), ca: delivery.ca.clone(), key: key.clone() };
-            let (has_key, key) = (key.is_some(), key.map(Zeroizing::new));
-            state.handing |= has_key;
+        if let Some(delivery) = state.delivery.clone() {
             drop(state);
-            let taken = hand_over(stream, reader, copy);
+            let taken = hand_over(stream, reader, delivery);
             match &taken {
                 Ok(()) => tracing::info!("The init container has the certificate"),
                 Err(error) => {
                     tracing::warn!(error = errno::text(error), "The init container did not take the certificate")
-                }
-            }
-            if has_key {
-                let mut state = shared.state();
-                state.handing = false;
-                if taken.is_ok() {
-                    state.delivery = state.next.take().or_else(|| state.delivery.take());
-                } else if let (Some(delivery), Some(key)) = (&mut state.delivery, key) {
-                    delivery.key = Some(String::clone(&key));
                 }
             }
             return taken;
@@ -283,8 +237,8 @@ const STACK_BYTES: usize = 128 << 10;
 mod tests {
     use super::*;
 
-    fn delivery(key: Option<&str>) -> Delivery {
-        Delivery { certificate: "c".into(), ca: "a".into(), key: key.map(str::to_owned) }
+    fn delivery(certificate: &str) -> Delivery {
+        Delivery { certificate: certificate.to_owned(), ca: "a".to_owned() }
     }
 
     fn come(name: &str, token: &str) -> BufReader<UnixStream> {
@@ -298,10 +252,10 @@ mod tests {
         handoff::read(client, handoff::MAX_MESSAGE_BYTES).unwrap()
     }
 
-    fn take(client: &mut BufReader<UnixStream>) -> Option<String> {
+    fn take(client: &mut BufReader<UnixStream>) -> String {
         let Some(Word::Delivery(delivery)) = hear(client) else { panic!("no delivery") };
         acknowledge(client);
-        delivery.key.clone()
+        delivery.certificate
     }
 
     /// Returns when the server has ended the connection, so that it no longer counts among those of its user.
@@ -335,64 +289,33 @@ mod tests {
     }
 
     #[test]
-    fn the_key_goes_once_and_to_the_token_that_got_the_certificate() {
-        let name = name("key");
+    fn a_reason_goes_to_the_client_it_is_about_and_the_certificate_to_all() {
+        let name = name("all");
         let server = HandoffServer::open(&name, || Ok(())).unwrap();
-        let mut thief = come(&name, "guessed");
+        let mut stranger = come(&name, "guessed");
         let mut round = Vec::new();
         assert_eq!(next(&server, &mut round), "guessed");
         server.explain("the CA knows no such token");
-        assert!(matches!(hear(&mut thief), Some(Word::Reason(why)) if why.contains("no such token")));
+        assert!(matches!(hear(&mut stranger), Some(Word::Reason(why)) if why.contains("no such token")));
         let mut init = come(&name, "genuine");
         assert_eq!(next(&server, &mut round), "genuine");
         assert!(server.token(&mut round).is_err(), "each once in a round");
-        server.deliver(delivery(Some("secret")));
-        // The thief gets nothing before init has the key; after that, only what everybody may see.
-        match hear(&mut thief) {
-            Some(Word::Reason(why)) => assert!(why.contains("another token"), "{why}"),
-            Some(Word::Delivery(delivery)) => {
-                assert!(delivery.key.is_none());
-                acknowledge(&mut thief);
-            }
-            None => panic!("it hears nothing"),
-        }
-        assert_eq!(take(&mut init).as_deref(), Some("secret"));
-        // From here on there is no secret left to get, whatever the token.
-        assert_eq!(take(&mut come(&name, "genuine")), None);
-        assert_eq!(take(&mut come(&name, "guessed")), None);
+        server.deliver(delivery("c"));
+        assert_eq!([take(&mut init), take(&mut stranger)], ["c", "c"]);
     }
 
     #[test]
-    fn a_key_that_was_not_taken_waits_for_the_same_token() {
+    fn a_certificate_that_was_not_taken_waits_and_a_renewed_one_takes_its_place() {
         let name = name("again");
         let server = HandoffServer::open(&name, || Ok(())).unwrap();
         let mut init = come(&name, "genuine");
         next(&server, &mut Vec::new());
-        server.deliver(delivery(Some("secret")));
+        server.deliver(delivery("first"));
         assert!(matches!(hear(&mut init), Some(Word::Delivery(_))));
         drop(init);
-        sleep(Duration::from_millis(100));
-        server.renewed(delivery(None));
-        let mut thief = come(&name, "guessed");
-        assert!(matches!(hear(&mut thief), Some(Word::Reason(_))));
-        assert_eq!(take(&mut come(&name, "genuine")).as_deref(), Some("secret"));
-    }
-
-    #[test]
-    fn a_renewal_while_the_key_waits_or_is_sent_is_delivered_after_it() {
-        let name = name("renewal");
-        let server = HandoffServer::open(&name, || Ok(())).unwrap();
-        let mut init = come(&name, "genuine");
-        next(&server, &mut Vec::new());
-        server.deliver(delivery(Some("secret")));
-        let Some(Word::Delivery(first)) = hear(&mut init) else { panic!("no delivery") };
-        assert_eq!((first.certificate.as_str(), first.key.as_deref()), ("c", Some("secret")));
-        let newer = Some("other".to_owned());
-        server.renewed(Delivery { certificate: "newer".into(), ca: "a".into(), key: newer });
-        acknowledge(&mut init);
-        let mut restarted = come(&name, "genuine");
-        let Some(Word::Delivery(second)) = hear(&mut restarted) else { panic!("no delivery") };
-        assert_eq!((second.certificate.as_str(), second.key.as_deref()), ("newer", None));
+        assert_eq!(take(&mut come(&name, "genuine")), "first");
+        server.deliver(delivery("newer"));
+        assert_eq!(take(&mut come(&name, "genuine")), "newer");
     }
 
     #[test]

@@ -151,7 +151,7 @@ fn report_reloaded(part: Part, old: &Settings, new: &Settings) {
         }
         Part::Relay => tracing::info!(
             am_relay = new.relay.am_relay, use_relays = new.relay.use_relays, relays = ?new.relay.relays,
-            groups = ?new.relay.groups, force = new.relay.force,
+            groups = ?new.relay.groups,
             "relay settings have been reloaded"
         ),
         Part::InitiatingVersion => tracing::info!("pki.initiating_version has been reloaded"),

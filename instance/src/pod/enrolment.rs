@@ -20,8 +20,6 @@ pub(crate) struct Enrolment {
     /// Whether to request a provisional certificate. It is requested only once, so that a pod whose init container
     /// never appears, or has already exited, does not live on provisional certificates.
     wants_provisional: bool,
-    /// Whether the init container receives the private key.
-    delivers_key: bool,
     present: Option<Box<Identity>>,
     renewal_key: Option<String>,
 }
@@ -52,15 +50,7 @@ impl Enrolment {
             address: spec.target.pod_address,
             other_address: other_address(spec),
         };
-        Self {
-            client,
-            pod,
-            init,
-            wants_provisional: spec.provisional,
-            delivers_key: spec.deliver_key,
-            present: None,
-            renewal_key: None,
-        }
+        Self { client, pod, init, wants_provisional: spec.provisional, present: None, renewal_key: None }
     }
 
     /// Sends a request and blocks until the outcome. After a refusal it goes on to the next waiting token, since any
@@ -107,17 +97,7 @@ impl Enrolment {
                 Err(Nobody) => return Outcome::NotYet(Nobody.to_string()),
             },
         }
-        let asked = match self.client.request(&provers, within, now) {
-            // A service of an earlier release knows of one address only.
-            Err(ca_client::Error::Denied { code, .. })
-                if code == "malformed_request" && self.pod.other_address.is_some() =>
-            {
-                let provers: Vec<Prover> = provers.into_iter().map(Prover::with_one_address).collect();
-                self.client.request(&provers, within, now)
-            }
-            asked => asked,
-        };
-        match asked {
+        match self.client.request(&provers, within, now) {
             Ok(issued) if is_provisional => Outcome::Provisional(Box::new(issued)),
             Ok(issued) => Outcome::Issued(Box::new(issued)),
             Err(error) if is_provisional && error.is_denied() => Outcome::NoProvisional(error.to_string()),
@@ -139,13 +119,11 @@ impl Enrolment {
 
     /// Records the pod's new certificate, and passes it to the init container if there is one.
     pub(crate) fn holds(&mut self, identity: Identity, renewal_key: Option<String>, authorities: String) {
-        let first = self.present.is_none();
         self.renewal_key = renewal_key.or_else(|| self.renewal_key.take());
         if let Some(init) = &self.init {
             let certificate = identity.certificates().map(nebula_cert::Certificate::to_pem).collect();
-            let key = (first && self.delivers_key).then(|| identity.private_key().to_pem().to_string());
-            let delivery = Delivery { certificate, ca: authorities, key };
-            if first { init.deliver(delivery) } else { init.renewed(delivery) }
+            let delivery = Delivery { certificate, ca: authorities };
+            init.deliver(delivery);
         }
         self.present = Some(Box::new(identity));
     }

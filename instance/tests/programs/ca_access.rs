@@ -29,7 +29,7 @@ fn what_cannot_pass_fails_add_at_once_and_says_what_to_do() {
     for (key, value, code, expected) in [
         ("serverName", "other.example".into(), 116, "is not for other.example: set ca.serverName"),
         ("tlsCaFile", format!("{other}/tls.crt").into(), 116, "copy the present tls.crt of the CA there"),
-        ("tlsCaFile", empty.clone(), 116, "it holds no certificate; copy tls.crt of the CA there"),
+        ("tlsCaFile", empty.clone(), 116, "there is no certificate in it; copy tls.crt of the CA there"),
         ("tlsCaFile", "/nonexistent/tls.crt".into(), 116, "put the file there, or correct its path"),
         ("tokenFile", "/nonexistent/token".into(), 116, "put the file there, or correct its path"),
         ("tokenFile", empty, 116, "must hold the node's token"),

@@ -492,7 +492,7 @@ fn a_pod_with_cap_net_admin_speaks_as_itself_only_and_reads_nothing_of_the_node(
 
 fn revoke(cluster: &Cluster, which: &str) {
     let dir = cluster.world.dir().join("ca").display().to_string();
-    world::run(&binary("nebula-ca").display().to_string(), &["revoke", "--dir", &dir, which]);
+    world::run(&binary("nebula-ca").display().to_string(), &["certificate", "revoke", "--dir", &dir, which]);
 }
 
 fn rollover_try(cluster: &Cluster, step: &[&str]) -> std::process::Output {

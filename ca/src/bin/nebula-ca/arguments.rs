@@ -48,12 +48,6 @@ pub(super) enum Verb {
     /// What the CA signs, for whom and how
     #[command(subcommand)]
     Policy(PolicyVerb),
-    /// Short for `certificate list`
-    #[command(hide = true)]
-    List(Listing),
-    /// Short for `certificate revoke`
-    #[command(hide = true)]
-    Revoke(Revoke),
 }
 
 #[derive(Subcommand)]

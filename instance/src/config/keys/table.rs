@@ -223,13 +223,6 @@ pub(super) const KEYS: &[Key] = &[
         OnReload,
         "a lighthouse offers hosts with one of these groups as relays, and another host chooses two of those it is offered (not in Go)",
     ),
-    key(
-        "relay.force",
-        Boolean,
-        "false",
-        OnReload,
-        "for tests: reach peers through relays only, and answer none directly (not in Go)",
-    ),
     key("tun.disabled", Boolean, "false", OnStart, "no device; no privilege is needed then"),
     key("tun.dev", Text, "the kernel's choice", OnStart, "name of the device, at most 15 bytes"),
     key("tun.mtu", Number(68, 65_535), "1300", OnReload, "largest packet of the overlay"),

@@ -110,7 +110,6 @@ impl ControlService {
             certificate_begins_in_seconds: own.map(|own| (own.not_before() - now).max(0)),
             am_lighthouse: settings.am_lighthouse,
             am_relay: settings.relay.am_relay,
-            relay_force: settings.relay.force,
             relay_groups: settings.relay.groups.clone(),
             relays: answer::offered_relays(&self.handle.offered_relays()),
             lighthouses: lighthouses.collect(),

@@ -41,7 +41,6 @@ pub struct Host {
     pub am_lighthouse: bool,
     pub am_relay: bool,
     pub use_relays: Option<bool>,
-    pub relay_force: bool,
     pub relay_groups: Vec<String>,
     pub relays: Vec<OfferedRelay>,
     pub lighthouses: Vec<LighthouseFacts>,

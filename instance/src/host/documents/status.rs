@@ -22,7 +22,6 @@ pub struct Status {
     pub certificate_begins_in_seconds: Option<i64>,
     pub am_lighthouse: bool,
     pub am_relay: bool,
-    pub relay_force: bool,
     pub relay_groups: Vec<String>,
     pub relays: Vec<OfferedRelay>,
     pub lighthouses: Vec<Lighthouse>,

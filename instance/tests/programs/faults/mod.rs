@@ -91,7 +91,6 @@ const ROWS: &[(&str, Shown)] = &[
     ("reload_refused", Loopback(own::configuration_that_cannot_be_loaded)),
     ("at_next_start", Loopback(own::setting_that_waits_for_a_start)),
     ("not_listening", Loopback(own::listener_without_its_port)),
-    ("relay_forced", Loopback(own::relays_alone)),
     ("no_relay_offered", Loopback(own::relay_that_nobody_offers)),
     ("no_lighthouse", Loopback(own::host_without_a_lighthouse)),
     ("lighthouse_with_hosts", Loopback(own::lighthouse_that_has_lighthouses)),

@@ -72,10 +72,6 @@ pub(super) fn listener_without_its_port(_: Peer) {
     );
 }
 
-pub(super) fn relays_alone(_: Peer) {
-    alone("relay: {force: true}\n", &["relay_forced"]);
-}
-
 pub(super) fn relay_that_nobody_offers(_: Peer) {
     let site = Site::new();
     let ca = site.usual_ca();

@@ -153,7 +153,8 @@ pub fn certificates_are_distinct(cluster: &Cluster, node: &Node, live: &[Talker]
     // Queried before the ledger: a restarted instance may get another certificate at any time.
     let used: Vec<(&Talker, Value)> = live.iter().filter_map(|pod| Some((pod, answer_of(node, &pod.id)?))).collect();
     let dir = cluster.world.dir().join("ca").display().to_string();
-    let ledger = super::run(&binary("nebula-ca").display().to_string(), &["list", "--json", "--dir", &dir]);
+    let ledger =
+        super::run(&binary("nebula-ca").display().to_string(), &["certificate", "list", "--json", "--dir", &dir]);
     let ledger: Vec<Value> = serde_json::from_str(&ledger).expect("a list");
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock").as_secs();
     let valid = |issued: &&Value| issued["revoked"].is_null() && issued["not_after"].as_u64() > Some(now);

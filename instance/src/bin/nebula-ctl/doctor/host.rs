@@ -115,14 +115,6 @@ pub(super) fn of_status(status: &Status) -> Vec<Finding> {
 /// The relays that this host may choose.
 fn relays(host: &Host) -> Vec<Finding> {
     let mut found = Vec::new();
-    if host.relay_force {
-        found.push(Finding::warning(
-            "relay_forced",
-            HERE,
-            "relay.force is set, so no peer is reached directly",
-            "It is for tests. Remove it and reload.",
-        ));
-    }
     if host.relay_groups.is_empty() || host.am_relay || host.am_lighthouse {
         return found;
     }

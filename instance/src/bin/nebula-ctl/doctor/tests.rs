@@ -38,7 +38,7 @@ fn facts() -> Value {
                 "lifetime_seconds": 30_000_000},
             "cas": [{"name": "ca", "own": true, "seconds_left": 90_000_000, "begins_in_seconds": 0}],
             "am_lighthouse": false, "am_relay": false, "use_relays": true,
-            "relay_force": false, "relay_groups": [], "relays": [],
+            "relay_groups": [], "relays": [],
             "lighthouses": [{"address": "10.42.0.1", "connected": true, "own_address": false, "configured": true,
                 "endpoints": ["192.0.2.1:4242"]}],
             "link": {"present": true, "up": true, "mtu": 1300, "addresses": ["10.42.0.7"]},
@@ -307,8 +307,6 @@ causes! {
     relays_switched_off:
         with(lost("/known/relays", json!(["10.42.0.3"])), "/host/use_relays", json!(false))
         => "relays_not_used", ["relay.use_relays"];
-    relays_only:
-        host("/relay_force", json!(true)) => "relay_forced", ["relay.force"];
     no_relay_is_offered:
         host("/relay_groups", json!(["relay"])) => "no_relay_offered", ["relay.groups", "am_relay"];
     a_stranger_is_offered:

@@ -44,7 +44,6 @@ impl Sources<'_> {
             am_lighthouse: settings.am_lighthouse,
             am_relay: settings.relay.am_relay,
             use_relays: Some(settings.relay.use_relays),
-            relay_force: settings.relay.force,
             relay_groups: settings.relay.groups.clone(),
             relays: answer::offered_relays(&self.handle.offered_relays()),
             lighthouses: lighthouses.collect(),
