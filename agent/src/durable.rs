@@ -5,13 +5,13 @@ use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-pub use nebula_cert::durable::{remove, remove_stale, replace};
+pub(crate) use nebula_cert::durable::{remove, remove_stale, replace};
 
 /// Reads a regular file of limited size.
 ///
 /// # Errors
 /// Returns the file system's error, or an error if it is no regular file or too large.
-pub fn read_bounded(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+pub(crate) fn read_bounded(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     // Without O_NONBLOCK a fifo would block forever.
     let file = OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path)?;
     if !file.metadata()?.is_file() {

@@ -23,7 +23,7 @@ use crate::retirement::Retirement;
 
 /// Gives back what the notes of one node name.
 #[derive(Debug)]
-pub struct Releaser {
+pub(crate) struct Releaser {
     /// The node's file system.
     pub host: HostRoot,
     /// The node's metrics.
@@ -36,7 +36,7 @@ pub struct Releaser {
 /// Why a pod's certificates could not be released.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ReleaseError {
+pub(crate) enum ReleaseError {
     /// Another attempt would get the same answer.
     #[error("the CA refuses: {message} ({code})")]
     Final {
@@ -69,12 +69,12 @@ pub enum ReleaseError {
 impl Releaser {
     /// Has not tried anything yet.
     #[must_use]
-    pub fn new(host: HostRoot, metrics: Arc<Metrics>, retirement: Retirement) -> Self {
+    pub(crate) fn new(host: HostRoot, metrics: Arc<Metrics>, retirement: Retirement) -> Self {
         Self { host, metrics, retirement, backoff: Backoff::default() }
     }
 
     /// Works on all notes that are due, for at most about `budget`. Blocks.
-    pub fn work(&mut self, entry: &Entry, budget: Duration) {
+    pub(crate) fn work(&mut self, entry: &Entry, budget: Duration) {
         // An uninstallation that has begun removes the directory a second later.
         if self.retirement.has_begun() {
             return;
@@ -132,7 +132,7 @@ impl Releaser {
 }
 
 /// Follows the chain's entry and works on the notes every few seconds, until the task is cancelled.
-pub async fn run(mut releaser: Releaser, entry: tokio::sync::watch::Receiver<Option<Arc<Entry>>>) {
+pub(crate) async fn run(mut releaser: Releaser, entry: tokio::sync::watch::Receiver<Option<Arc<Entry>>>) {
     let mut tick = tokio::time::interval(INTERVAL);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -156,7 +156,7 @@ pub async fn run(mut releaser: Releaser, entry: tokio::sync::watch::Receiver<Opt
 ///
 /// # Errors
 /// See [`ReleaseError`].
-pub fn release(host: &HostRoot, ca: &CaAccess, pod: Released) -> Result<(), ReleaseError> {
+pub(crate) fn release(host: &HostRoot, ca: &CaAccess, pod: Released) -> Result<(), ReleaseError> {
     let Released { name, namespace, uid, address } = pod;
     let token = read_token(&host.resolve(&ca.token_file))?;
     let mut release = Release {

@@ -22,7 +22,7 @@ use crate::readiness::Standing;
 
 /// An uninstallation that is under way, as long as this value lives.
 #[derive(Debug)]
-pub struct Marker {
+pub(crate) struct Marker {
     path: PathBuf,
     file: File,
 }
@@ -32,7 +32,7 @@ impl Marker {
     ///
     /// # Errors
     /// Returns the file system's error.
-    pub fn set(host: &HostRoot) -> io::Result<Self> {
+    pub(crate) fn set(host: &HostRoot) -> io::Result<Self> {
         let path = path(host);
         if let Some(dir) = path.parent() {
             fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
@@ -52,7 +52,7 @@ impl Marker {
     }
 
     /// Says that the uninstallation goes on.
-    pub fn refresh(&self) {
+    pub(crate) fn refresh(&self) {
         // The lock says so too; this matters only after an interruption.
         let _ = self.file.set_modified(time(SystemClock.unix_seconds()));
     }
@@ -62,14 +62,14 @@ impl Marker {
     ///
     /// # Errors
     /// Returns the file system's error.
-    pub fn end(&self) -> io::Result<()> {
+    pub(crate) fn end(&self) -> io::Result<()> {
         (&self.file).write_all(ENDED)?;
         self.refresh();
         Ok(())
     }
 
     /// Gives the node back to its agent, unless another uninstallation is under way.
-    pub fn cancel(self) {
+    pub(crate) fn cancel(self) {
         if self.file.try_lock().is_ok() && self.is_at_its_path() {
             // An agent waits some minutes for a marker that stays.
             let _ = fs::remove_file(&self.path);
@@ -94,7 +94,7 @@ impl Drop for Marker {
 
 /// Path of the marker.
 #[must_use]
-pub fn path(host: &HostRoot) -> PathBuf {
+pub(crate) fn path(host: &HostRoot) -> PathBuf {
     host.resolve(Path::new(MARKER))
 }
 

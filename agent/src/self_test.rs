@@ -33,7 +33,7 @@ use crate::process::{self, Ended};
 /// Why the self-test failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum SelfTestError {
+pub(crate) enum SelfTestError {
     /// The namespace cannot be made.
     #[error("cannot make a network namespace: {0}")]
     Namespace(#[source] io::Error),
@@ -70,7 +70,7 @@ pub enum SelfTestError {
 impl SelfTestError {
     /// What the operator can do about it.
     #[must_use]
-    pub fn advice(&self) -> &'static str {
+    pub(crate) fn advice(&self) -> &'static str {
         match self {
             Self::Uncovered { .. } => COVER_HELP,
             _ => "pods would fail in the same way; see docs/agent.md, \"Self-test\"",
@@ -82,7 +82,7 @@ impl SelfTestError {
 ///
 /// # Errors
 /// Returns what failed. In any case, all traces are removed.
-pub fn run(bin_dir: &Path, entry: &Map<String, Value>, host: &HostRoot) -> Result<(), SelfTestError> {
+pub(crate) fn run(bin_dir: &Path, entry: &Map<String, Value>, host: &HostRoot) -> Result<(), SelfTestError> {
     if let Some(address) = uncovered(entry, &cni_cache::pod_addresses(host)) {
         return Err(SelfTestError::Uncovered { address });
     }
@@ -105,7 +105,7 @@ pub fn run(bin_dir: &Path, entry: &Map<String, Value>, host: &HostRoot) -> Resul
 }
 
 /// Removes what a killed self-test left behind: its namespace, and with that its instance.
-pub fn clean(host: &HostRoot) {
+pub(crate) fn clean(host: &HostRoot) {
     let dir = host.resolve(Path::new(DIR));
     // It may be mounted more than once if several agents were killed.
     while umount2(&dir.join("netns"), MntFlags::MNT_DETACH).is_ok() {}

@@ -14,7 +14,7 @@ use tokio::net::unix::pipe::Receiver;
 /// Watches any number of directories. Which ones is said at every wait, so that one that is replaced or created later is
 /// watched from then on. Where root has no inotify instance or watch left, as on nodes with many programs that use them, it
 /// wakes every `BLIND_POLL` instead, and asks again for one each time.
-pub struct DirectoryWatch {
+pub(crate) struct DirectoryWatch {
     /// `None` while there is no inotify instance.
     events: Option<Events>,
     /// A directory that is there could not be watched.
@@ -39,7 +39,7 @@ impl Events {
 impl DirectoryWatch {
     /// Must be called inside a tokio runtime.
     #[must_use]
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let events = Events::open().inspect_err(|error| {
             tracing::warn!(%error, "{BLIND}");
         });
@@ -48,12 +48,12 @@ impl DirectoryWatch {
 
     /// What the operator should know about it.
     #[must_use]
-    pub fn remark(&self) -> Option<&'static str> {
+    pub(crate) fn remark(&self) -> Option<&'static str> {
         (self.events.is_none() || self.lacks_watches).then_some(BLIND)
     }
 
     /// Waits for a change in one of these directories, for at most `within`. Changes since the previous call count.
-    pub async fn changed(&mut self, directories: &[PathBuf], within: Duration) {
+    pub(crate) async fn changed(&mut self, directories: &[PathBuf], within: Duration) {
         if self.events.is_none() {
             self.events = Events::open().ok();
             if self.events.is_some() {

@@ -1,3 +1,3 @@
 //! Formats an error together with its causes.
 
-pub use nebula_cert::with_causes;
+pub(crate) use nebula_cert::with_causes;

@@ -8,7 +8,7 @@ use crate::config::PLUGIN;
 
 /// The configuration of a meta plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Meta {
+pub(crate) struct Meta {
     /// Name of its file.
     pub file: String,
     /// Name of its network.
@@ -19,7 +19,7 @@ pub struct Meta {
 
 /// What a meta plugin calls for the cluster's network.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Delegate {
+pub(crate) enum Delegate {
     /// The file of this name in the same folder.
     File(String),
     /// A copy of a chain in its own file, as Multus' thin variant makes one when it starts.
@@ -34,7 +34,7 @@ pub enum Delegate {
 impl Meta {
     /// `None` if the configuration is that of a plugin that gives pods their interface itself.
     #[must_use]
-    pub fn of(configuration: &Primary) -> Option<Self> {
+    pub(crate) fn of(configuration: &Primary) -> Option<Self> {
         if !configuration.plugins().any(|kind| KINDS.contains(&kind)) {
             return None;
         }
@@ -59,7 +59,7 @@ impl Meta {
 
     /// Why pods do not get our chain, `own`, by way of this one.
     #[must_use]
-    pub fn problem(&self, own: &Path) -> Option<String> {
+    pub(crate) fn problem(&self, own: &Path) -> Option<String> {
         let file = &self.file;
         match &self.delegate {
             Delegate::File(delegate) if Path::new(delegate) == own => None,
@@ -77,7 +77,7 @@ fn file_name(network: &str) -> String {
 }
 
 /// What ends most of these problems.
-pub const ADVICE: &str = "restart the DaemonSet of Multus: it takes the first file of the folder when it starts";
+pub(crate) const ADVICE: &str = "restart the DaemonSet of Multus: it takes the first file of the folder when it starts";
 /// The client of its thick variant, and its thin variant.
 const KINDS: [&str; 2] = ["multus-shim", "multus"];
 

@@ -1,9 +1,9 @@
 //! The chain: our entry in the network configuration of the node, and the proof that the runtime uses it.
 
-pub mod folder;
-pub mod meta;
-pub mod primary;
-pub mod rewrites;
+pub(crate) mod folder;
+pub(crate) mod meta;
+pub(crate) mod primary;
+pub(crate) mod rewrites;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::watch::DirectoryWatch;
 use folder::{Folder, InPlace, Outcome, Wish};
 
 /// Keeps the chain files of a node.
-pub struct Keeper {
+pub(crate) struct Keeper {
     node: Node,
     strategy: Strategy,
     folders: Vec<Folder>,
@@ -35,13 +35,13 @@ pub struct Keeper {
 impl Keeper {
     /// Touches nothing yet.
     #[must_use]
-    pub fn new(node: &Node) -> Self {
+    pub(crate) fn new(node: &Node) -> Self {
         let (node, strategy) = (node.clone(), node.config.strategy);
         Self { node, strategy, folders: Vec::new(), unloaded: None, nudged: None }
     }
 
     /// Keeps the chain for ever. `entry` is our entry; `places` are the node's directories.
-    pub async fn run(
+    pub(crate) async fn run(
         mut self,
         mut entry: watch::Receiver<Option<Map<String, Value>>>,
         mut places: watch::Receiver<Option<Places>>,

@@ -14,7 +14,7 @@ use crate::readiness::{Part, Standing};
 use crate::run::Node;
 
 /// Tests the way to every lighthouse that the CA announces, for ever.
-pub async fn watch(node: &Node, mut target: watch::Receiver<Option<Target>>) {
+pub(crate) async fn watch(node: &Node, mut target: watch::Receiver<Option<Target>>) {
     let readiness = &node.readiness;
     let roots = node.config.host_root.resolve(Path::new(TLS_CA_FILE));
     // Good until it is known to be bad: people are told of a change.

@@ -1,8 +1,8 @@
 //! Whether datagrams of this node arrive: at the lighthouses, and at the instances on other nodes. Pods whose peers
 //! cannot be reached are ready all the same, and no instance can tell whether that is the network or the peer.
 
-pub mod lighthouses;
-pub mod nodes;
+pub(crate) mod lighthouses;
+pub(crate) mod nodes;
 mod probe;
 
 use std::time::Duration;

@@ -13,10 +13,10 @@ use super::{MAX_ENDPOINTS, RETRY, SILENT_ROUNDS, TEST_EVERY};
 use crate::readiness::{Part, Readiness, Standing};
 
 /// Address of each other node, and UDP ports of some instances there.
-pub type Ports = BTreeMap<IpAddr, BTreeSet<u16>>;
+pub(crate) type Ports = BTreeMap<IpAddr, BTreeSet<u16>>;
 
 /// Tests the way to some other nodes each time, to all of them in turn, for ever.
-pub async fn watch(readiness: &Readiness, mut known: watch::Receiver<Ports>) {
+pub(crate) async fn watch(readiness: &Readiness, mut known: watch::Receiver<Ports>) {
     let mut tests = Tests::default();
     loop {
         let ports = known.borrow_and_update().clone();
