@@ -1,8 +1,8 @@
 //! Link options of the programs of which one runs per pod.
 //!
 //! - Packed relocations (RELR): 10 KB instead of 400 KB to store and to read at start.
-//! - In a release, no tables for unwinding (0.5 MB) and one copy of functions with the same code. A panic aborts, and without
-//!   symbols a backtrace would say nothing.
+//! - In a release, no tables for unwinding (0.5 MB) and one copy of functions with the same code. A panic aborts, and
+//!   without symbols a backtrace would say nothing.
 
 use std::path::Path;
 use std::process::Command;

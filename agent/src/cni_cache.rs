@@ -1,5 +1,6 @@
-//! What runtimes remember of the attachments that they made: libcni's cache. CRI-O removes a pod with the configuration that
-//! it cached when it made the pod. It also tells which addresses the primary network gives to pods.
+//! What runtimes remember of the attachments that they made: libcni's cache. CRI-O removes a pod with the
+//! configuration that it cached when it made the pod. It also tells which addresses the primary network gives to
+//! pods.
 
 use std::fs;
 use std::net::IpAddr;
@@ -36,8 +37,8 @@ fn addresses_in(cached: &[u8], host: &HostRoot) -> Vec<IpAddr> {
     result.filter(|_| runs && cached["ifName"] == IFNAME).map(|result| result.addresses(IFNAME)).unwrap_or_default()
 }
 
-/// The files of attachments that name our plugin. Waits some seconds for those whose removal is under way: our plugin is the
-/// first that a runtime asks, and the cache is cleared last.
+/// The files of attachments that name our plugin. Waits some seconds for those whose removal is under way: our plugin
+/// is the first that a runtime asks, and the cache is cleared last.
 #[must_use]
 pub(crate) fn attachments_for_good(host: &HostRoot) -> Vec<PathBuf> {
     for _ in 0..SETTLES {

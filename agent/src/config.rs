@@ -195,8 +195,8 @@ impl Config {
         Self::parse(&json!({"ca": {"service": "none/none"}, "hostRoot": host_root}).to_string())
     }
 
-    /// Refuses an overlay that contains `service`, the address by which pods reach the API server: Kubernetes gives it the first
-    /// of the Services' range.
+    /// Refuses an overlay that contains `service`, the address by which pods reach the API server: Kubernetes gives
+    /// it the first of the Services' range.
     ///
     /// # Errors
     /// Names both.

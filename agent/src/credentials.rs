@@ -1,5 +1,5 @@
-//! The agent's token and the TLS roots of the CA, copied from the agent's volumes to where instances read them. The files
-//! are in `/run`: nothing of them outlives the node's next start, or the uninstallation.
+//! The agent's token and the TLS roots of the CA, copied from the agent's volumes to where instances read them. The
+//! files are in `/run`: nothing of them outlives the node's next start, or the uninstallation.
 
 use std::fs;
 use std::io;

@@ -1,5 +1,5 @@
-//! The agent's listener: health, readiness, metrics and the state of the node, in plain HTTP. Nothing secret, and nothing
-//! that changes anything.
+//! The agent's listener: health, readiness, metrics and the state of the node, in plain HTTP. Nothing secret, and
+//! nothing that changes anything.
 
 use std::fmt::Write as _;
 use std::io;

@@ -1,5 +1,5 @@
-//! The node credential (`nebula_cert::issuance::NodeCredential`): obtained from the CA with the agent's token and kept beside it,
-//! so that pods can start while the agent is away and its token is worth nothing.
+//! The node credential (`nebula_cert::issuance::NodeCredential`): obtained from the CA with the agent's token and
+//! kept beside it, so that pods can start while the agent is away and its token is worth nothing.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! The node's directories for network configurations and plugins: configured, else named by the runtime, else the usual.
+//! The node's directories for network configurations and plugins: configured, else named by the runtime, else the
+//! usual.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -40,8 +41,8 @@ impl Places {
     }
 }
 
-/// Asks the runtime until it answers, and again from time to time. A runtime that stays away for a while leaves the usual
-/// directories.
+/// Asks the runtime until it answers, and again from time to time. A runtime that stays away for a while leaves the
+/// usual directories.
 pub async fn follow(config: &Config, places: watch::Sender<Option<Places>>) {
     let publish = |named: &Directories| {
         let chosen = Some(Places::choose(config, named));

@@ -58,7 +58,8 @@ pub enum PodStatusError {
     },
 }
 
-/// Asks the instances of all pods that have a record in the state directory, which is named as the node names it. Blocks.
+/// Asks the instances of all pods that have a record in the state directory, which is named as the node names it.
+/// Blocks.
 ///
 /// # Errors
 /// Returns an error if the records cannot be listed.

@@ -94,8 +94,8 @@ pub fn of_node(root: Option<&Path>, program: &Path) -> io::Result<Command> {
 /// Makes the node's root directory that of this process.
 ///
 /// # Errors
-/// Returns the system's error, or an error if process ids here are not those of the node: then the plugin would look for
-/// an instance under one number and signal another process.
+/// Returns the system's error, or an error if process ids here are not those of the node: then the plugin would look
+/// for an instance under one number and signal another process.
 pub fn enter_root(root: &Path) -> io::Result<()> {
     nix::unistd::chroot(root)?;
     nix::unistd::chdir("/")?;

@@ -99,8 +99,8 @@ impl Programs {
         }
         let is_file = found.is_some_and(|found| found.is_file() && found.mode() & 0o7777 == MODE);
         if is_file && same_content(&source, &path).map_err(unreadable)? {
-            // From before the comparison: what is changed meanwhile, or right after the file was replaced, is seen at the
-            // next look.
+            // From before the comparison: what is changed meanwhile, or right after the file was replaced, is seen at
+            // the next look.
             self.known.retain(|(known, _)| *known != path);
             self.known.extend(stamp.map(|stamp| (path, stamp)));
             return Ok(false);
@@ -147,8 +147,8 @@ fn of_node(path: &Path, host: &HostRoot) -> String {
     inside.map_or_else(|| path.display().to_string(), |inside| format!("/{}", inside.display()))
 }
 
-/// Runs a program before it takes its place: a damaged one, or a directory that is mounted `noexec`, is found out here and
-/// not by the next pod.
+/// Runs a program before it takes its place: a damaged one, or a directory that is mounted `noexec`, is found out
+/// here and not by the next pod.
 fn runs(name: &str, program: &Path) -> io::Result<()> {
     let mut command = Command::new(program);
     command.env_clear();

@@ -1,4 +1,5 @@
-//! What the agent knows about its node, one standing per part. The node is ready only while every required part is good.
+//! What the agent knows about its node, one standing per part. The node is ready only while every required part is
+//! good.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -28,8 +29,8 @@ pub enum Part {
     Table,
     /// The Kubernetes API answers. Not required: without it nothing is reported there, but pods are protected.
     Kubernetes,
-    /// A lighthouse answers datagrams of this node. Not required: pods whose peers are known go on, and a lighthouse that is down
-    /// must not take out every node.
+    /// A lighthouse answers datagrams of this node. Not required: pods whose peers are known go on, and a lighthouse
+    /// that is down must not take out every node.
     Underlay,
     /// Instances on other nodes answer datagrams of this node. Not required, for the same reasons as `Underlay`.
     Nodes,

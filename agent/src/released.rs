@@ -191,8 +191,8 @@ pub(crate) fn release(host: &HostRoot, ca: &CaAccess, pod: Released) -> Result<(
     }
 }
 
-/// Whether another attempt would be refused as well (`nebula_cert::issuance`). What concerns the agent itself passes: its
-/// token is replaced, the policy is corrected.
+/// Whether another attempt would be refused as well (`nebula_cert::issuance`). What concerns the agent itself passes:
+/// its token is replaced, the policy is corrected.
 fn is_final(status: u16, code: &str) -> bool {
     (400..500).contains(&status) && ![401, 408, 425, 429].contains(&status) && !OF_AGENT.contains(&code)
 }

@@ -1,11 +1,12 @@
 //! The marker of an uninstallation, by which a running agent learns that it must put nothing back.
 //!
-//! An uninstallation holds a shared lock on the marker and refreshes it while it works, so that the kernel tells whether
-//! one is under way. One that is told to end removes the marker. One that was interrupted leaves it, and may be tried again:
-//! by kubelet within five minutes, by an operator whenever. So an agent that sees a marker change while it runs stays
-//! retired. Only one that was started later, with a marker that stays as it was, takes it for a leftover: it belongs to a
-//! new installation. It waits until an interrupted uninstallation would have been tried again. One that ended and had to leave the plugin
-//! on the node says so in the marker, and a new installation begins at once.
+//! An uninstallation holds a shared lock on the marker and refreshes it while it works, so that the kernel tells
+//! whether one is under way. One that is told to end removes the marker. One that was interrupted leaves it, and may
+//! be tried again: by kubelet within five minutes, by an operator whenever. So an agent that sees a marker change
+//! while it runs stays retired. Only one that was started later, with a marker that stays as it was, takes it for a
+//! leftover: it belongs to a new installation. It waits until an interrupted uninstallation would have been tried
+//! again. One that ended and had to leave the plugin on the node says so in the marker, and a new installation begins
+//! at once.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
@@ -57,8 +58,8 @@ impl Marker {
         let _ = self.file.set_modified(time(SystemClock.unix_seconds()));
     }
 
-    /// Says that the uninstallation has ended and nobody will go on with it, though not all could be removed. An agent that is
-    /// started later belongs to a new installation; one that runs already stays retired.
+    /// Says that the uninstallation has ended and nobody will go on with it, though not all could be removed. An
+    /// agent that is started later belongs to a new installation; one that runs already stays retired.
     ///
     /// # Errors
     /// Returns the file system's error.
@@ -176,8 +177,8 @@ impl Retirement {
         state.why.is_some()
     }
 
-    /// Whether it was the operator who removed the marker. An uninstallation removes the token before, and the directory
-    /// with it.
+    /// Whether it was the operator who removed the marker. An uninstallation removes the token before, and the
+    /// directory with it.
     fn is_cancelled(&self, why: Why) -> bool {
         let left = if matches!(why, Why::Interrupted(_)) { AGENT_DIR } else { TOKEN_FILE };
         self.host.resolve(Path::new(left)).exists()

@@ -85,8 +85,8 @@ pub enum RunError {
     System(#[from] io::Error),
 }
 
-/// Works until SIGTERM, and then leaves everything as it is: pods keep their tunnels, and the chain stays closed for those
-/// that start meanwhile.
+/// Works until SIGTERM, and then leaves everything as it is: pods keep their tunnels, and the chain stays closed for
+/// those that start meanwhile.
 ///
 /// # Errors
 /// Returns an error if it cannot start.
@@ -190,8 +190,8 @@ async fn keep_credentials(node: &Node, volumes: Volumes, mut watch: DirectoryWat
     }
 }
 
-/// Publishes our chain entry once programs and credentials are in place and the self-test has passed with it. A chain that
-/// an earlier agent wrote stays meanwhile.
+/// Publishes our chain entry once programs and credentials are in place and the self-test has passed with it. A chain
+/// that an earlier agent wrote stays meanwhile.
 async fn test_then_publish(
     node: &Node,
     mut places: watch::Receiver<Option<Places>>,

@@ -2,11 +2,12 @@
 //!
 //! It runs ADD, CHECK and DEL as a runtime does, with the operator's own entry, except that the instance waits for a
 //! certificate (`mode: lazy`) from an address where nobody answers. So it proves all that is local: that plugin and
-//! instance run on this node and belong together, that the kernel gives tun devices, network namespaces and routes, that a
-//! UDP port and a user id are free, that the tunnel's configuration is accepted, and that everything is removed again. No
-//! pod, no CA and no other node takes part; that the CA answers is a condition of its own. What differs from a pod: the
-//! instance runs under the plugin itself instead of systemd, and `isolate`, `capture` and `renumber`, which need a pod's
-//! link, are left out. Of `capture` it is checked that its ranges cover what the primary network gives to the node's pods.
+//! instance run on this node and belong together, that the kernel gives tun devices, network namespaces and routes,
+//! that a UDP port and a user id are free, that the tunnel's configuration is accepted, and that everything is
+//! removed again. No pod, no CA and no other node takes part; that the CA answers is a condition of its own. What
+//! differs from a pod: the instance runs under the plugin itself instead of systemd, and `isolate`, `capture` and
+//! `renumber`, which need a pod's link, are left out. Of `capture` it is checked that its ranges cover what the
+//! primary network gives to the node's pods.
 
 use std::fs;
 use std::io;
@@ -167,8 +168,8 @@ impl Test<'_> {
     }
 }
 
-/// An address of pods whose family the key `capture` forgets: of a family of which it covers some, others may belong to pods
-/// that are not enrolled.
+/// An address of pods whose family the key `capture` forgets: of a family of which it covers some, others may belong
+/// to pods that are not enrolled.
 fn uncovered(entry: &Map<String, Value>, pods: &[IpAddr]) -> Option<IpAddr> {
     let capturing = settings(entry)?.capture?;
     [true, false].into_iter().find_map(|is_v4| {

@@ -1,7 +1,8 @@
 //! Uninstallation: explicit, in an order in which no pod gets stuck, and repeatable after any interruption.
 //!
-//! A pod whose attachment names our plugin can be removed only while the plugin answers DEL. So the chain goes first, then
-//! the attachments, the instance's program and last the plugin, which stays as long as a runtime's cache names it.
+//! A pod whose attachment names our plugin can be removed only while the plugin answers DEL. So the chain goes first,
+//! then the attachments, the instance's program and last the plugin, which stays as long as a runtime's cache names
+//! it.
 
 use std::fs;
 use std::io;
@@ -47,8 +48,8 @@ pub enum Attached {
 pub enum Left {
     /// Nothing.
     Nothing,
-    /// The plugin, which a runtime's cache names for this many attachments; run the uninstallation again once these pods
-    /// are gone.
+    /// The plugin, which a runtime's cache names for this many attachments; run the uninstallation again once these
+    /// pods are gone.
     Plugin {
         /// How many.
         cached: usize,
@@ -82,8 +83,8 @@ pub enum UninstallError {
     Ended(String),
 }
 
-/// Uninstalls. `tell` is called with lines about the progress. Blocks. Once `is_ended`, it waits for pods no longer and leaves the
-/// node to its agent.
+/// Uninstalls. `tell` is called with lines about the progress. Blocks. Once `is_ended`, it waits for pods no longer
+/// and leaves the node to its agent.
 ///
 /// # Errors
 /// Returns the first failure.

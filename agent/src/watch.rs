@@ -1,5 +1,5 @@
-//! Watches directories: wakes on any change in them, and from time to time without one, since notifications can get lost
-//! (a queue that overflows, a directory that is replaced, a file system that sends none).
+//! Watches directories: wakes on any change in them, and from time to time without one, since notifications can get
+//! lost (a queue that overflows, a directory that is replaced, a file system that sends none).
 
 use std::collections::HashMap;
 use std::io;
@@ -11,9 +11,9 @@ use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 use tokio::net::unix::pipe::Receiver;
 
-/// Watches any number of directories. Which ones is said at every wait, so that one that is replaced or created later is
-/// watched from then on. Where root has no inotify instance or watch left, as on nodes with many programs that use them, it
-/// wakes every `BLIND_POLL` instead, and asks again for one each time.
+/// Watches any number of directories. Which ones is said at every wait, so that one that is replaced or created later
+/// is watched from then on. Where root has no inotify instance or watch left, as on nodes with many programs that use
+/// them, it wakes every `BLIND_POLL` instead, and asks again for one each time.
 pub(crate) struct DirectoryWatch {
     /// `None` while there is no inotify instance.
     events: Option<Events>,

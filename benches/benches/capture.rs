@@ -1,4 +1,5 @@
-//! Cost of the first packet of a flow, and of a later one: to a pod without capture, and to a Service of a large cluster.
+//! Cost of the first packet of a flow, and of a later one: to a pod without capture, and to a Service of a large
+//! cluster.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use nebula_benches::{Host, capture, network, readdress, service, udp};

@@ -1,4 +1,5 @@
-//! Which nodes' agents read the directory: tokens that were checked a moment ago, and how many answers each node has open.
+//! Which nodes' agents read the directory: tokens that were checked a moment ago, and how many answers each node has
+//! open.
 
 use std::{
     collections::HashMap,
@@ -28,8 +29,8 @@ pub(crate) struct OpenAnswer {
 }
 
 impl Agents {
-    /// The node of the agent with this token, if that was checked within the last [`GOOD_FOR`] seconds. An agent asks all
-    /// the time, and each check is a request to the API server.
+    /// The node of the agent with this token, if that was checked within the last [`GOOD_FOR`] seconds. An agent asks
+    /// all the time, and each check is a request to the API server.
     pub(crate) fn node_of(&self, token: &TokenHash, now: UnixTime) -> Option<String> {
         let known = self.known();
         let (node, until) = known.nodes.get(token)?;
@@ -82,8 +83,8 @@ impl Drop for OpenAnswer {
 /// An agent that lost its rights reads on for so many seconds.
 const GOOD_FOR: i64 = 60;
 const MAX_TOKENS: usize = 8_192;
-/// Agents ask one thing at a time; during an upgrade there are two. Each answer takes a quarter of a megabyte until it is
-/// read.
+/// Agents ask one thing at a time; during an upgrade there are two. Each answer takes a quarter of a megabyte until
+/// it is read.
 const MAX_OPEN: usize = 4;
 const MAX_OPEN_AT_ADDRESS: usize = 32;
 

@@ -31,8 +31,9 @@ pub(crate) struct AuditLog {
 /// What happened.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Event<'a> {
-    /// `issued`, `repeated`, `refused`, `released`, `node_credential`, `pod_deleted`, `address_reused`, `token_created`, `token_revoked`,
-    /// `revoked`, `kept_out`, `readmitted`, `address_released`, `reloaded`, `reload_refused` or `refusals_left_out`.
+    /// `issued`, `repeated`, `refused`, `released`, `node_credential`, `pod_deleted`, `address_reused`,
+    /// `token_created`, `token_revoked`, `revoked`, `kept_out`, `readmitted`, `address_released`, `reloaded`,
+    /// `reload_refused` or `refusals_left_out`.
     pub(crate) event: &'static str,
     /// Address of the caller, `control` for a command on the CA's own host, or `kubernetes`.
     pub(crate) source: String,

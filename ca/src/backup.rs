@@ -1,7 +1,7 @@
 //! A backup of a service in one file, and a new directory from it.
 //!
-//! The file has one JSON object a line: a head, the files of the directory, the rows of the ledger, and their count. The
-//! process that has the ledger open copies its rows in one read transaction, so the service goes on meanwhile.
+//! The file has one JSON object a line: a head, the files of the directory, the rows of the ledger, and their count.
+//! The process that has the ledger open copies its rows in one read transaction, so the service goes on meanwhile.
 
 use std::{
     fs,
@@ -136,8 +136,8 @@ fn write_backup(directory: &Directory, file: &fs::File, now: UnixTime) -> Result
     Ok(Backup { made, files, records, key_is_elsewhere })
 }
 
-/// Copies the rows of a ledger into the directory, for [`back_up`]. Returns how many there are; `None` if other services
-/// share the ledger, whose database has means of its own.
+/// Copies the rows of a ledger into the directory, for [`back_up`]. Returns how many there are; `None` if other
+/// services share the ledger, whose database has means of its own.
 pub(crate) fn copy_ledger(directory: &Directory, store: &dyn Store) -> Result<Option<u64>, BackupError> {
     if store.is_shared() {
         return Ok(None);

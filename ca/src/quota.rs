@@ -68,8 +68,8 @@ impl<K: Hash + Eq> TokenBuckets<K> {
     }
 }
 
-/// A pod asks about twice a day, and after each restart of its instance or sandbox. One whose instance crashes again and
-/// again gets a certificate each time its supervisor's backoff is over.
+/// A pod asks about twice a day, and after each restart of its instance or sandbox. One whose instance crashes again
+/// and again gets a certificate each time its supervisor's backoff is over.
 const POD_BURST: i64 = 30;
 const POD_REFILL: i64 = 20;
 /// A node starts at most a few hundred pods at once.

@@ -265,7 +265,8 @@ impl Refusal {
             Self::PodNotWanted(_) => ("pod_not_wanted", 403),
             Self::NamespaceNotEnrolled(_) => ("namespace_not_enrolled", 403),
             Self::NodeAddress { .. } => ("node_address", 403),
-            // Its node may have given the address to the next pod before the API server knows that the last one has ended.
+            // Its node may have given the address to the next pod before the API server knows that the last one has
+            // ended.
             Self::AddressInUse { .. } => ("address_in_use", 503),
             Self::OutsideOverlay(_) => ("outside_overlay", 403),
             Self::ClusterUnavailable(_) => ("kubernetes_unavailable", 503),

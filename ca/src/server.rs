@@ -357,7 +357,8 @@ async fn for_ever(service: &Arc<Service>, every: Duration, step: impl Fn(&Servic
     }
 }
 
-/// Adds the names that the TLS certificate must have. Serves without them if it cannot: callers that use other names go on.
+/// Adds the names that the TLS certificate must have. Serves without them if it cannot: callers that use other names
+/// go on.
 fn add_names(settings: &ServerSettings) {
     let added = TlsIdentity::read(&settings.directory)
         .and_then(|mut identity| identity.add_names(&settings.tls_names, &settings.directory, time::now()));

@@ -1,5 +1,5 @@
-//! The ConfigMap from which a cluster learns whom to trust: the TLS certificate of this service and the Nebula CAs. Agents
-//! and lighthouses mount it, so that nobody has to trust what answers first.
+//! The ConfigMap from which a cluster learns whom to trust: the TLS certificate of this service and the Nebula CAs.
+//! Agents and lighthouses mount it, so that nobody has to trust what answers first.
 
 use crate::cluster::{Cluster, ClusterError, ConfigData};
 

@@ -39,15 +39,16 @@ pub struct LaunchSpec {
     /// What the pod may reach besides the overlay; `None` if the pod is not isolated.
     #[serde(default, skip_serializing_if = "is_default")]
     pub isolate: Option<Isolate>,
-    /// Which of the pod's traffic goes through the tunnel although its programs use the addresses of the primary network;
-    /// `None` if there is no capture. See [`Capture`] for what the instance does about it.
+    /// Which of the pod's traffic goes through the tunnel although its programs use the addresses of the primary
+    /// network; `None` if there is no capture. See [`Capture`] for what the instance does about it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub capture: Option<Capture>,
     /// Whether the pod's address in Kubernetes is its overlay address; packets for it then also arrive on the pod's own
     /// interface.
     #[serde(default, skip_serializing_if = "is_default")]
     pub renumber: bool,
-    /// Address of the node on its way to the pod. With `renumber`, the pod's answers to it come from the overlay address.
+    /// Address of the node on its way to the pod. With `renumber`, the pod's answers to it come from the overlay
+    /// address.
     #[serde(default, skip_serializing_if = "is_default")]
     pub node_address: Option<IpAddr>,
     /// Overlay prefixes that are routed to the device before there is a certificate, so that traffic for them never
@@ -193,8 +194,8 @@ pub struct Capture {
     /// Cluster IPs of Services, and addresses of load balancers.
     #[serde(default, skip_serializing_if = "is_default")]
     pub services: Vec<IpNet>,
-    /// First and last of the ports that Services have on all nodes. What is sent to such a port goes to the device whatever the
-    /// address, by [`NODE_PORT_TABLE`].
+    /// First and last of the ports that Services have on all nodes. What is sent to such a port goes to the device
+    /// whatever the address, by [`NODE_PORT_TABLE`].
     #[serde(default, skip_serializing_if = "is_default")]
     pub node_ports: Option<(u16, u16)>,
     /// The pod's own addresses, at most one of each family.
@@ -202,8 +203,8 @@ pub struct Capture {
     /// Flows to what is known not to be enrolled.
     #[serde(default, skip_serializing_if = "is_default")]
     pub clear: Clear,
-    /// Protocols in which the pod may have to answer clients that are known not to be enrolled, although it may open no flow to
-    /// them: what it sends to them is passed through, and the rules on the node refuse what is no answer.
+    /// Protocols in which the pod may have to answer clients that are known not to be enrolled, although it may open
+    /// no flow to them: what it sends to them is passed through, and the rules on the node refuse what is no answer.
     #[serde(default, skip_serializing_if = "is_default")]
     pub answers: Vec<u8>,
     /// The cluster table, which the node agent writes and replaces by rename.
@@ -285,7 +286,8 @@ pub struct CaAccess {
 }
 
 impl CaAccess {
-    /// The node credential, which is shown where the token is refused: it outlives the agent's pod, with which the token ends.
+    /// The node credential, which is shown where the token is refused: it outlives the agent's pod, with which the
+    /// token ends.
     #[must_use]
     pub fn credential_beside(token_file: &Path) -> PathBuf {
         token_file.with_file_name("node-credential")

@@ -168,8 +168,8 @@ fn lighthouse(data: &[u8]) {
     pair::lighthouse_message(data);
 }
 
-/// The body of a test request or reply. What is read is written to the same bytes, and the node that measures answers a probe with
-/// one datagram at most.
+/// The body of a test request or reply. What is read is written to the same bytes, and the node that measures answers
+/// a probe with one datagram at most.
 fn path_probe(data: &[u8]) {
     let (probe, reply) = (PathProbe::read(data), PathReply::read(data));
     let same = |written: &[u8]| {

@@ -1,5 +1,5 @@
-//! The transport layer of `nebula-net`, fed with packets of peers that know its sequence numbers or do not. After each step its accounts
-//! of connections and memory must be right.
+//! The transport layer of `nebula-net`, fed with packets of peers that know its sequence numbers or do not. After
+//! each step its accounts of connections and memory must be right.
 
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr};

@@ -189,8 +189,8 @@ impl Certificate {
             (_, Some(error)) => Err(error),
         }
     }
-    /// Reads the certificates of a PEM bundle, in order, up to the first one that is invalid. Also returns what is wrong
-    /// with it, or with the rest of the text.
+    /// Reads the certificates of a PEM bundle, in order, up to the first one that is invalid. Also returns what is
+    /// wrong with it, or with the rest of the text.
     #[must_use]
     pub fn readable_from_pem(pem: &[u8]) -> (Vec<Self>, Option<Error>) {
         let (blocks, rest) = pem::readable(pem);

@@ -1,5 +1,5 @@
-//! HTTPS clients of a CA service, as our programs have them: they trust the service's own roots only, and follow no redirect
-//! and no proxy, which could leak a token.
+//! HTTPS clients of a CA service, as our programs have them: they trust the service's own roots only, and follow no
+//! redirect and no proxy, which could leak a token.
 
 use std::sync::Arc;
 

@@ -9,10 +9,10 @@
 //! | `wait=SECONDS` | with `since`: long poll, until somebody joins or leaves or SECONDS have passed, at most [`MAX_WAIT_SECONDS`] |
 //! | `from=CURSOR` | the next page of a full answer, as [`Directory::next`] of the page before said |
 //!
-//! An answer has at most about [`PAGE_BYTES`]. A caller that knows nothing reads all pages, and goes on with the version
-//! of the *first* one: whatever changed while it read the others is in the next answer. A caller whose version is unknown
-//! or too old gets a full answer. A service with too many waiting callers answers at once, with the seconds to wait before
-//! the next call in `Retry-After`.
+//! An answer has at most about [`PAGE_BYTES`]. A caller that knows nothing reads all pages, and goes on with the
+//! version of the *first* one: whatever changed while it read the others is in the next answer. A caller whose
+//! version is unknown or too old gets a full answer. A service with too many waiting callers answers at once, with
+//! the seconds to wait before the next call in `Retry-After`.
 
 use std::net::IpAddr;
 
@@ -28,8 +28,8 @@ pub const PAGE_BYTES: usize = 256 * 1024;
 /// Maximum length of an answer in bytes that a caller must accept.
 pub const MAX_PAGE_BYTES: usize = 2 * PAGE_BYTES;
 
-/// Annotations of nodes in which network plugins note the addresses of the node's devices, some with a prefix length. No pod has
-/// these addresses.
+/// Annotations of nodes in which network plugins note the addresses of the node's devices, some with a prefix length.
+/// No pod has these addresses.
 pub const NODE_ADDRESS_ANNOTATIONS: [&str; 13] = [
     "flannel.alpha.coreos.com/public-ip",
     "flannel.alpha.coreos.com/public-ipv6",

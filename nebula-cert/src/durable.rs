@@ -37,7 +37,8 @@ pub fn replace(
     written
 }
 
-/// As [`replace`], for a file that one process at a time writes: what earlier ones left, when they were killed, is removed.
+/// As [`replace`], for a file that one process at a time writes: what earlier ones left, when they were killed, is
+/// removed.
 ///
 /// # Errors
 /// As [`replace`].
@@ -65,8 +66,8 @@ pub fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes what killed writers of files in `dir` left behind. Only names that [`replace`] makes, for which `is_ours` says
-/// yes, are touched.
+/// Removes what killed writers of files in `dir` left behind. Only names that [`replace`] makes, for which `is_ours`
+/// says yes, are touched.
 pub fn remove_stale(dir: &Path, is_ours: impl Fn(&str) -> bool) {
     let names =
         fs::read_dir(dir).into_iter().flatten().flatten().filter_map(|entry| entry.file_name().into_string().ok());
@@ -84,7 +85,8 @@ fn sync_parent(path: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-// Runtimes load no file with such an extension, and take the rename of a file in the same directory as a reason to reload.
+// Runtimes load no file with such an extension, and take the rename of a file in the same directory as a reason to
+// reload.
 fn temporary(path: &Path) -> PathBuf {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let mut name = OsString::from(".");

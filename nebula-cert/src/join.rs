@@ -189,8 +189,8 @@ impl fmt::Debug for JoinToken {
     }
 }
 
-/// A host's public key as one word, to be copied to its CA: `nebula-key-1-` and base64url of the curve (1 byte), the key,
-/// and a check of 4 bytes as in a [`JoinToken`].
+/// A host's public key as one word, to be copied to its CA: `nebula-key-1-` and base64url of the curve (1 byte), the
+/// key, and a check of 4 bytes as in a [`JoinToken`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostKey {
     curve: Curve,

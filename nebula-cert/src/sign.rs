@@ -24,7 +24,8 @@ use crate::{Certificate, Curve, Error, Fingerprint, Signer, UnixTime, Version, v
 ///
 /// // What the CA's own certificate allows is the policy.
 /// let public_key = PrivateKey::generate(Curve::Curve25519)?.public_key();
-/// let host = Template { name: "web-1".into(), networks: vec!["10.0.0.1/16".parse().unwrap()], public_key, ..template };
+/// let networks = vec!["10.0.0.1/16".parse().unwrap()];
+/// let host = Template { name: "web-1".into(), networks, public_key, ..template };
 /// let admin = Template { groups: vec!["admin".into()], ..host.clone() };
 /// assert_eq!(host.sign(&ca, &key)?.issuer(), Some(ca.fingerprint()));
 /// assert_eq!(admin.sign(&ca, &key), Err(Error::GroupNotInCa { group: "admin".into() }));

@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io;
 
-/// Whether a reader sees this character where it is: no control character or line feed, none that changes the direction of
-/// the text around it, and none without a width.
+/// Whether a reader sees this character where it is: no control character or line feed, none that changes the
+/// direction of the text around it, and none without a width.
 #[must_use]
 pub fn is_visible(c: char) -> bool {
     let is_hidden = c.is_control() || HIDDEN.iter().any(|(first, last)| (*first..=*last).contains(&c));
@@ -29,8 +29,8 @@ pub fn visible(text: &str) -> Cow<'_, str> {
     Cow::Owned(text.chars().map(escaped).collect())
 }
 
-/// The text of a JSON document with `\uXXXX` for each character that is not visible: the same document. Line feeds and tabs
-/// between its tokens stay; inside of its strings there are none.
+/// The text of a JSON document with `\uXXXX` for each character that is not visible: the same document. Line feeds
+/// and tabs between its tokens stay; inside of its strings there are none.
 #[must_use]
 pub fn visible_json(text: &str) -> Cow<'_, str> {
     let is_fine = |c: char| c.is_ascii_whitespace() || is_visible(c);
@@ -71,8 +71,8 @@ impl<W: io::Write> io::Write for VisibleLines<W> {
 }
 
 /// Characters that are no control characters and are not seen: those that Unicode lets programs ignore
-/// (Default_Ignorable_Code_Point), separators of lines and paragraphs, and annotations. Most have no width, and some set the
-/// direction of the text.
+/// (Default_Ignorable_Code_Point), separators of lines and paragraphs, and annotations. Most have no width, and some
+/// set the direction of the text.
 const HIDDEN: &[(char, char)] = &[
     ('\u{ad}', '\u{ad}'),
     ('\u{34f}', '\u{34f}'),

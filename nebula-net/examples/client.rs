@@ -1,4 +1,5 @@
-//! The client of the README, for the server beside it. Reads `ca.crt`, `client.crt` and `client.key` from the current folder.
+//! The client of the README, for the server beside it. Reads `ca.crt`, `client.crt` and `client.key` from the current
+//! folder.
 
 #![allow(clippy::print_stdout, reason = "an example speaks to people")]
 

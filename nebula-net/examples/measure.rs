@@ -2,12 +2,14 @@
 //! connections, and many nodes in one process.
 //!
 //! ```sh
-//! cargo run --release --example measure [throughput [SECONDS] | memory [CONNECTIONS] | closed [CONNECTIONS] | packets [CONNECTIONS] | nodes [NODES]]
+//! cargo run --release --example measure [throughput [SECONDS] | memory [CONNECTIONS] | closed [CONNECTIONS] |
+//!     packets [CONNECTIONS] | nodes [NODES]]
 //! ```
 //!
 //! `benches/connections` counts the instructions of `measure counted CONNECTIONS`.
 //!
-//! In two processes, with `ca.crt`, and `host.crt` and `host.key` of each, in a folder for each; the one that listens is 10.42.0.2:
+//! In two processes, with `ca.crt`, and `host.crt` and `host.key` of each, in a folder for each; the one that listens
+//! is 10.42.0.2:
 //!
 //! ```sh
 //! measure listen FOLDER UNDERLAY
@@ -259,8 +261,8 @@ fn cpu() -> Result<Duration> {
     Ok(Duration::from_millis(10 * (ticks(11)? + ticks(12)?)))
 }
 
-/// What a small write and its way through both stacks costs beside few and many idle connections: the best of rounds in which each
-/// number has its turn, so that other work on the machine disturbs all alike.
+/// What a small write and its way through both stacks costs beside few and many idle connections: the best of rounds
+/// in which each number has its turn, so that other work on the machine disturbs all alike.
 fn packets(connections: usize) -> Result<()> {
     let mut beds = [0, 100, connections]
         .into_iter()

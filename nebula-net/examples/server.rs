@@ -1,4 +1,5 @@
-//! The server of the README. Reads `ca.crt`, `server.crt` and `server.key` from the current folder, and runs until it is ended.
+//! The server of the README. Reads `ca.crt`, `server.crt` and `server.key` from the current folder, and runs until it
+//! is ended.
 
 #![allow(clippy::print_stdout, reason = "an example speaks to people")]
 

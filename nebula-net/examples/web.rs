@@ -1,4 +1,5 @@
-//! A web server of axum on the overlay, which greets its clients by the names in their certificates, and only those of a group.
+//! A web server of axum on the overlay, which greets its clients by the names in their certificates, and only those
+//! of a group.
 //!
 //! ```sh
 //! cargo run --features tower --example web

@@ -1,10 +1,12 @@
-//! The header of the PROXY protocol, version 2, with which a proxy tells a service who connects: `nebula-proxy -serve PORT=LOCAL,proxy-v2`
-//! writes it, and a service reads it.
+//! The header of the PROXY protocol, version 2, with which a proxy tells a service who connects: `nebula-proxy -serve
+//! PORT=LOCAL,proxy-v2` writes it, and a service reads it.
 //!
-//! Format: <https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt>, section 2.2. What the peer's certificate says is in TLVs of the
-//! range for applications: [`TLV_NAME`], [`TLV_GROUP`] once for each group, [`TLV_FINGERPRINT`].
+//! Format: <https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt>, section 2.2. What the peer's certificate
+//! says is in TLVs of the range for applications: [`TLV_NAME`], [`TLV_GROUP`] once for each group,
+//! [`TLV_FINGERPRINT`].
 //!
-//! Whoever can connect to the service can send such a header. A service must believe it only where nobody but the proxy can connect.
+//! Whoever can connect to the service can send such a header. A service must believe it only where nobody but the
+//! proxy can connect.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -30,8 +32,8 @@ const TCP6: u8 = 0x21;
 /// Who connects to what.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProxyHeader {
-    /// Source and destination of the connection; `None`: the proxy itself connects, to see whether the service answers, or does not
-    /// know.
+    /// Source and destination of the connection; `None`: the proxy itself connects, to see whether the service
+    /// answers, or does not know.
     pub addresses: Option<(SocketAddr, SocketAddr)>,
     /// What the certificate of the source says; `None` if the header has none.
     pub peer: Option<ProxyPeer>,
@@ -121,8 +123,8 @@ impl ProxyHeader {
         Ok(out)
     }
 
-    /// Reads a header at the beginning of what a connection received. Returns it and its length; `None` if more bytes are needed, of
-    /// which a header has less than 65,552.
+    /// Reads a header at the beginning of what a connection received. Returns it and its length; `None` if more bytes
+    /// are needed, of which a header has less than 65,552.
     ///
     /// # Errors
     /// Returns an error if the bytes are no such header.

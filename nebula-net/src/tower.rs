@@ -7,7 +7,9 @@
 //! use axum::{Router, routing::get};
 //! use nebula_net::tower::{Peer, RequireGroup};
 //!
-//! let greet = |ConnectInfo(peer): ConnectInfo<Peer>| async move { format!("hello, {}", peer.name().unwrap_or("stranger")) };
+//! let greet = |ConnectInfo(peer): ConnectInfo<Peer>| async move {
+//!     format!("hello, {}", peer.name().unwrap_or("stranger"))
+//! };
 //! let service = Router::new().route("/", get(greet)).layer(RequireGroup::new("ops"));
 //! axum::serve(net.listen(80)?, service.into_make_service_with_connect_info::<Peer>()).await
 //! # }
@@ -48,7 +50,8 @@ impl Peer {
         self.address
     }
 
-    /// The verified certificate. `None` if the address is in a network behind another node, whose certificate does not name the host.
+    /// The verified certificate. `None` if the address is in a network behind another node, whose certificate does
+    /// not name the host.
     #[must_use]
     pub fn certificate(&self) -> Option<&VerifiedCertificate> {
         self.certificate.as_ref()
@@ -90,7 +93,8 @@ impl Listener for TcpListener {
     }
 }
 
-/// Lets only requests through whose peer has a certificate with one of some groups. Others are answered with 403 Forbidden.
+/// Lets only requests through whose peer has a certificate with one of some groups. Others are answered with 403
+/// Forbidden.
 ///
 /// The service must be made by `into_make_service_with_connect_info::<Peer>()`; without it, nobody is let through.
 #[derive(Debug, Clone)]

@@ -1,4 +1,5 @@
-//! The kernel's TCP at the other end: a driver with a tun device in a network namespace of its own, and a bad underlay in between.
+//! The kernel's TCP at the other end: a driver with a tun device in a network namespace of its own, and a bad
+//! underlay in between.
 
 #[path = "../examples/common/mod.rs"]
 mod common;

@@ -77,8 +77,8 @@ impl Credentials {
         if users.is_empty() { Err(Error::Empty) } else { Ok(Self { users }) }
     }
 
-    /// Whether there is a user with this name and password. Compares with all of them, so that the time does not tell which one comes
-    /// close.
+    /// Whether there is a user with this name and password. Compares with all of them, so that the time does not tell
+    /// which one comes close.
     pub(crate) fn allow(&self, name: &[u8], password: &[u8]) -> bool {
         let matches = |user: &User| user.name.as_bytes().ct_eq(name) & user.password.as_bytes().ct_eq(password);
         self.users.iter().map(matches).fold(Choice::from(0), |any, this| any | this).into()

@@ -22,8 +22,9 @@ const MAX_ANSWERS: usize = 4;
 
 /// A client of SOCKS up to its UDP association, and what anybody sends to that.
 ///
-/// The first byte: whether there are passwords, whether the kernel tells users, how the bytes are cut. Then what the client sends on its
-/// connection; behind it, for each datagram, whose it is and from which port, how much later it comes, and its length in two bytes.
+/// The first byte: whether there are passwords, whether the kernel tells users, how the bytes are cut. Then what the
+/// client sends on its connection; behind it, for each datagram, whose it is and from which port, how much later it
+/// comes, and its length in two bytes.
 pub fn association(data: &[u8]) {
     let Some((settings, data)) = data.split_first() else { return };
     let credentials = (settings & 1 != 0).then(|| Credentials::parse(b"ann:one").ok()).flatten();

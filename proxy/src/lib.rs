@@ -1,5 +1,5 @@
-//! `nebula-proxy`: a host without root and without a tun device joins the overlay, and its programs use it by SOCKS5, HTTP CONNECT and
-//! port forwards.
+//! `nebula-proxy`: a host without root and without a tun device joins the overlay, and its programs use it by SOCKS5,
+//! HTTP CONNECT and port forwards.
 //!
 //! It reads the configuration of the `nebula` daemon and runs on `nebula-net`. `docs/proxy.md` says how to use it.
 //!

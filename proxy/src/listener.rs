@@ -18,8 +18,8 @@ use crate::pipe::Connection;
 /// Pause after an error of the system, such as too many open files.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What a listener serves at a time, connections or sources of UDP. Where all places are taken, one of the source that has the
-/// most ends for a new one, so that one user or peer does not keep the others out.
+/// What a listener serves at a time, connections or sources of UDP. Where all places are taken, one of the source
+/// that has the most ends for a new one, so that one user or peer does not keep the others out.
 pub(crate) struct Tasks {
     name: String,
     full: &'static str,
@@ -31,7 +31,8 @@ pub(crate) struct Tasks {
 pub(crate) struct Connections(Tasks);
 
 impl Tasks {
-    /// At most `limit` at a time. `name` is that of the listener, for log lines; `full` is the line if one ends for another.
+    /// At most `limit` at a time. `name` is that of the listener, for log lines; `full` is the line if one ends for
+    /// another.
     pub(crate) fn new(name: String, limit: usize, full: &'static str) -> Self {
         Self { name, full, places: Places::new(limit), open: JoinSet::new() }
     }

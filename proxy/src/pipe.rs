@@ -1,7 +1,7 @@
 //! Two connections that become one.
 //!
-//! The end of one half is passed on, and the other half goes on. An error is passed on as a reset, so that what was cut off does not look
-//! complete; what came before it is delivered first.
+//! The end of one half is passed on, and the other half goes on. An error is passed on as a reset, so that what was
+//! cut off does not look complete; what came before it is delivered first.
 
 use std::future::poll_fn;
 use std::io;
@@ -25,7 +25,8 @@ const LOOK: Duration = Duration::from_millis(5);
 
 /// A connection that can be dropped such that the other side takes it for complete, or not.
 pub(crate) trait Connection: AsyncRead + AsyncWrite + Unpin + Send + Sync {
-    /// Whether an error is told once: after a write that failed with a reset, a read says that the stream has ended in good order.
+    /// Whether an error is told once: after a write that failed with a reset, a read says that the stream has ended
+    /// in good order.
     fn tells_once(&self) -> bool;
 
     /// Whether dropping it is a reset.
@@ -74,8 +75,8 @@ enum Broken {
     Far(io::Error),
 }
 
-/// Carries bytes both ways until both sides are done. `early` has what the near side sent already. If this fails, or is dropped before
-/// it is done, both connections end with a reset.
+/// Carries bytes both ways until both sides are done. `early` has what the near side sent already. If this fails, or
+/// is dropped before it is done, both connections end with a reset.
 pub(crate) async fn pipe<N: Connection, F: Connection>(mut near: N, mut far: F, early: &[u8]) -> io::Result<()> {
     near.set_reset_on_drop(true);
     far.set_reset_on_drop(true);
@@ -100,7 +101,8 @@ pub(crate) async fn pipe<N: Connection, F: Connection>(mut near: N, mut far: F, 
 async fn carry<N: Connection, F: Connection>(near: &mut N, far: &mut F, early: &[u8]) -> Result<(), Broken> {
     let (mut up, mut down) = (Direction::new(early), Direction::new(&[]));
     poll_fn(|context| {
-        // What cannot be written any more does not keep the other direction from its end, which is a reset if that was the reason.
+        // What cannot be written any more does not keep the other direction from its end, which is a reset if that
+        // was the reason.
         up.is_cut_off = near.tells_once() && down.was_reset();
         let up_is_over = up.poll(context, near, far).map_err(Broken::Near)?.is_ready() || up.failure.is_some();
         down.is_cut_off = far.tells_once() && up.was_reset();
@@ -112,7 +114,8 @@ async fn carry<N: Connection, F: Connection>(near: &mut N, far: &mut F, early: &
         (None, None) => Ok(()),
         (_, Some(error)) => Err(Broken::Near(error)),
         (Some(error), None) => {
-            // The server has said its last word, but the client speaks on. Until it has heard that, what it says is dropped.
+            // The server has said its last word, but the client speaks on. Until it has heard that, what it says is
+            // dropped.
             up.failure = Some(io::ErrorKind::BrokenPipe.into());
             let _ = timeout(LINGER, poll_fn(|context| up.poll(context, near, far))).await;
             Err(Broken::Far(error))
@@ -166,7 +169,8 @@ impl Direction {
         Poll::Ready(Ok(()))
     }
 
-    /// Whether it cannot be written because the connection was reset. One whose other side closed before, as it may, has a broken pipe.
+    /// Whether it cannot be written because the connection was reset. One whose other side closed before, as it may,
+    /// has a broken pipe.
     fn was_reset(&self) -> bool {
         self.failure.as_ref().is_some_and(|error| error.kind() != io::ErrorKind::BrokenPipe)
     }

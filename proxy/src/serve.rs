@@ -21,7 +21,8 @@ use crate::sessions::{IDLE, MAX_DATAGRAM, Sessions};
 /// How long the local program may take to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Accepts connections of peers until the node is closed. `proxy_v2`: the program first receives a header that identifies the peer.
+/// Accepts connections of peers until the node is closed. `proxy_v2`: the program first receives a header that
+/// identifies the peer.
 pub(crate) async fn tcp(listener: TcpListener, local: SocketAddr, proxy_v2: bool, mut connections: Connections) {
     while let Ok((stream, from)) = listener.accept().await {
         // A peer that cannot be served is told so.

@@ -9,7 +9,8 @@ use tokio::sync::mpsc::{self, Receiver, Sender};
 
 use crate::listener::Tasks;
 
-/// A session without datagrams for so long ends. Longer than the two minutes for which RFC 4787 wants NATs to keep a mapping.
+/// A session without datagrams for so long ends. Longer than the two minutes for which RFC 4787 wants NATs to keep a
+/// mapping.
 pub(crate) const IDLE: Duration = Duration::from_secs(180);
 /// Longest datagram that is carried, in bytes. None is longer than the MTU of the overlay.
 pub(crate) const MAX_DATAGRAM: usize = 9000;
@@ -30,8 +31,8 @@ impl Sessions {
         Self { limit, open: HashMap::new(), tasks: Tasks::new(name, limit, FULL) }
     }
 
-    /// Hands a datagram to the session of where it comes from, which `begin` makes if there is none. `source` says whose it is.
-    /// All end when this is dropped.
+    /// Hands a datagram to the session of where it comes from, which `begin` makes if there is none. `source` says
+    /// whose it is. All end when this is dropped.
     pub(crate) async fn deliver<F: Future<Output = ()> + Send + 'static>(
         &mut self,
         from: SocketAddr,

@@ -106,7 +106,8 @@ struct Uninstall {
     force: bool,
 }
 
-/// Reads the configuration as `run` would, with the chain entry in it, and changes nothing; exits with 1 if it is refused
+/// Reads the configuration as `run` would, with the chain entry in it, and changes nothing; exits with 1 if it is
+/// refused
 #[derive(Args)]
 struct ConfigFile {
     /// Configuration of the agent

@@ -523,7 +523,8 @@ mod tests {
     }
 
     /// What Multus delegates to when it starts: an imitation of its rule for the cluster's network `auto`, the first
-    /// configuration in byte order whose name does not begin with 00-multus. Its file is written as its thick variant does.
+    /// configuration in byte order whose name does not begin with 00-multus. Its file is written as its thick variant
+    /// does.
     fn multus(f: &Fixture, file: &str) -> String {
         let mut names = names(f.dir.path()).unwrap();
         names.sort_unstable();

@@ -1,5 +1,6 @@
-//! Meta plugins, which runtimes call for each pod and which call the cluster's network in turn: Multus. It takes the first
-//! file of the folder that is not its own, so our chain comes after its file and before that of the cluster's network.
+//! Meta plugins, which runtimes call for each pod and which call the cluster's network in turn: Multus. It takes the
+//! first file of the folder that is not its own, so our chain comes after its file and before that of the cluster's
+//! network.
 
 use std::path::Path;
 

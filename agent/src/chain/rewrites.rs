@@ -1,5 +1,5 @@
-//! Notices a fight over our chain file: somebody else who changes or removes it as often as we write it. Two programs that
-//! keep undoing each other make the runtime reload without end, and pods start with or without us by chance.
+//! Notices a fight over our chain file: somebody else who changes or removes it as often as we write it. Two programs
+//! that keep undoing each other make the runtime reload without end, and pods start with or without us by chance.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -54,8 +54,8 @@ impl Rewrites {
     }
 }
 
-/// Who most likely removes or rewrites other programs' files, and the setting that ends it. `plugins` are the types in the
-/// primary's list, `files` the names in its directory.
+/// Who most likely removes or rewrites other programs' files, and the setting that ends it. `plugins` are the types
+/// in the primary's list, `files` the names in its directory.
 #[must_use]
 pub(crate) fn probable_owner<'a>(
     plugins: impl Iterator<Item = &'a str>,

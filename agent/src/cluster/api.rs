@@ -1,4 +1,5 @@
-//! The API server, asked through the `kube` client, which handles credentials and TLS. Every request is bounded in time.
+//! The API server, asked through the `kube` client, which handles credentials and TLS. Every request is bounded in
+//! time.
 
 use std::path::Path;
 use std::time::Duration;

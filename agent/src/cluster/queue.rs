@@ -1,5 +1,5 @@
-//! The way from the parts of the agent that work on the node to the one that speaks with the API server: a bounded queue,
-//! so that an API server that hangs holds up nothing.
+//! The way from the parts of the agent that work on the node to the one that speaks with the API server: a bounded
+//! queue, so that an API server that hangs holds up nothing.
 
 use std::fmt;
 use std::path::Path;

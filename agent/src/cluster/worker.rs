@@ -1,4 +1,5 @@
-//! Takes tasks from the queue and performs them: creates Events, evicts and labels pods, and reports the node's own state.
+//! Takes tasks from the queue and performs them: creates Events, evicts and labels pods, and reports the node's own
+//! state.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! The node's metrics, in the text format of Prometheus: how the pods stand, what was repaired, and the numbers of every
-//! instance with the labels of its pod.
+//! The node's metrics, in the text format of Prometheus: how the pods stand, what was repaired, and the numbers of
+//! every instance with the labels of its pod.
 
 mod table;
 

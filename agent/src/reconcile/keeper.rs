@@ -152,8 +152,8 @@ impl Keeper {
         self.readiness.set(Part::Reconciled, standing(&plan, &old));
     }
 
-    /// Has the plugin compare running pods with the entry, at once when it has changed, and from time to time because a runtime
-    /// goes on with its chain for a moment.
+    /// Has the plugin compare running pods with the entry, at once when it has changed, and from time to time because
+    /// a runtime goes on with its chain for a moment.
     fn hand_over_settings(&self, entry: &Arc<Entry>, memory: &mut Memory) {
         let now = SystemClock.now();
         let Handing { call, entry: last, due, .. } = &mut memory.settings;
@@ -186,8 +186,8 @@ impl Keeper {
         memory.settings.found = OldSettings::found(refreshed);
     }
 
-    /// Waits for the next look: a tick, the end of a repair, a changed record or pod, another chain. Returns how thorough
-    /// it has to be.
+    /// Waits for the next look: a tick, the end of a repair, a changed record or pod, another chain. Returns how
+    /// thorough it has to be.
     async fn wait(&mut self, entry: &Entry, memory: &mut Memory, tick: &mut tokio::time::Interval) -> Depth {
         let mut records = tokio::time::interval(RECORDS_INTERVAL);
         records.tick().await;

@@ -358,5 +358,6 @@ pub fn records_changed(host: &HostRoot, entry: &Entry) -> Option<SystemTime> {
 }
 
 const PARALLEL: usize = 16;
-/// Longer than the time between two time stamps of a file system, and than the error of a clock that is read in seconds.
+/// Longer than the time between two time stamps of a file system, and than the error of a clock that is read in
+/// seconds.
 const MIN_AGE: Duration = Duration::from_secs(1);

@@ -1,5 +1,5 @@
-//! The CNI result that the runtime keeps for a running pod: from libcni's cache, which has it as the plugins gave it, or
-//! from containerd's status of the sandbox, which has a summary.
+//! The CNI result that the runtime keeps for a running pod: from libcni's cache, which has it as the plugins gave it,
+//! or from containerd's status of the sandbox, which has a summary.
 
 use std::path::Path;
 

@@ -61,8 +61,8 @@ fn plugin_path(places: Option<&Places>) -> PathBuf {
     places.and_then(|places| places.bin.first()).map(|dir| dir.join(PLUGIN)).unwrap_or_default()
 }
 
-/// Follows the chain that the runtime has loaded. An earlier agent may have written it, long before this one is done with
-/// its preparations.
+/// Follows the chain that the runtime has loaded. An earlier agent may have written it, long before this one is done
+/// with its preparations.
 async fn follow(
     node: &Node,
     runtime: Client,

@@ -1,5 +1,5 @@
-//! What a runtime says it has loaded: containerd shows its parsed network configuration in the verbose status. A file on
-//! disk proves nothing, because the runtime may have missed it, refused it, or prefer another one.
+//! What a runtime says it has loaded: containerd shows its parsed network configuration in the verbose status. A file
+//! on disk proves nothing, because the runtime may have missed it, refused it, or prefer another one.
 
 use std::path::PathBuf;
 

@@ -18,7 +18,8 @@ use tower::service_fn;
 
 use crate::host_root::HostRoot;
 
-/// A client of one runtime; cheap to clone. It connects when it is first asked, and again whenever the runtime was away.
+/// A client of one runtime; cheap to clone. It connects when it is first asked, and again whenever the runtime was
+/// away.
 #[derive(Debug, Clone)]
 pub struct Client {
     socket: PathBuf,
@@ -65,7 +66,8 @@ pub struct SandboxStatus {
     pub has_host_network: bool,
     /// Path of the pod's network namespace, as the node names it.
     pub netns: Option<PathBuf>,
-    /// What the CNI plugins said when the pod started, as containerd sums it up (JSON); null if the runtime does not tell.
+    /// What the CNI plugins said when the pod started, as containerd sums it up (JSON); null if the runtime does not
+    /// tell.
     pub cni_result: Value,
 }
 

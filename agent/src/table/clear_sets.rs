@@ -15,8 +15,8 @@ pub struct ClearSets<G = NodeGuard> {
     written: Option<(BTreeSet<IpAddr>, Tables)>,
 }
 
-/// Handles of the nftables tables that contain the sets. The kernel gives a recreated table a new handle, and its sets are
-/// empty.
+/// Handles of the nftables tables that contain the sets. The kernel gives a recreated table a new handle, and its
+/// sets are empty.
 pub type Tables = [u64; 2];
 
 /// The rules that contain the sets.
@@ -49,8 +49,8 @@ impl Guard for NodeGuard {
 }
 
 impl<G: Guard> ClearSets<G> {
-    /// Whether the kernel has sets that this agent has not filled: those of the first captured pod, or of tables that the
-    /// agent restored after somebody flushed them.
+    /// Whether the kernel has sets that this agent has not filled: those of the first captured pod, or of tables that
+    /// the agent restored after somebody flushed them.
     #[must_use]
     pub fn are_outdated(&self) -> bool {
         let there = self.guard.tables().unwrap_or_else(|error| {
@@ -60,8 +60,8 @@ impl<G: Guard> ClearSets<G> {
         there.is_some() && there != self.written.as_ref().map(|(_, tables)| *tables)
     }
 
-    /// Makes these addresses the only ones. A failure is tried again with the next change or look; until then the kernel
-    /// keeps what it has.
+    /// Makes these addresses the only ones. A failure is tried again with the next change or look; until then the
+    /// kernel keeps what it has.
     pub fn replace(&mut self, clear: &BTreeSet<IpAddr>) {
         if let Err(error) = self.try_replace(clear) {
             tracing::warn!(%error, "cannot tell the kernel which addresses are known not to be enrolled");

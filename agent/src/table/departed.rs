@@ -1,6 +1,7 @@
-//! Addresses that enrolled pods had a moment ago. Another pod gets an address at once, but the news that it has another owner
-//! reaches nodes, instances and their pods one after the other. So for a while nobody speaks in clear with an address that an
-//! enrolled pod has left: the table knows nothing about it, and the guards of captured pods let nothing through.
+//! Addresses that enrolled pods had a moment ago. Another pod gets an address at once, but the news that it has
+//! another owner reaches nodes, instances and their pods one after the other. So for a while nobody speaks in clear
+//! with an address that an enrolled pod has left: the table knows nothing about it, and the guards of captured pods
+//! let nothing through.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -37,7 +38,8 @@ impl Departed {
         Self { pause, ..Self::default() }
     }
 
-    /// Goes on with the table that an earlier agent wrote: who is in there and not enrolled any more has left meanwhile.
+    /// Goes on with the table that an earlier agent wrote: who is in there and not enrolled any more has left
+    /// meanwhile.
     #[must_use]
     pub fn since_table(path: &Path) -> Self {
         let bytes = durable::read_bounded(path, MAX_BYTES).unwrap_or_default();

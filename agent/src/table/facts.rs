@@ -139,8 +139,8 @@ impl Facts {
         Input::ALL.into_iter().filter(|input| !self.heard[*input as usize]).collect()
     }
 
-    /// The table for the node with this name, and what the node itself chooses for Services of which only some endpoints are
-    /// enrolled.
+    /// The table for the node with this name, and what the node itself chooses for Services of which only some
+    /// endpoints are enrolled.
     #[must_use]
     pub fn table(&self, judgement: &Judgement, node: &str, version: u64) -> (Vec<u8>, Vec<Choice>) {
         let mut builder = Builder::new();
@@ -220,6 +220,6 @@ pub(super) fn first_host(prefix: IpNet) -> Option<IpAddr> {
     prefix.hosts().find(|address| *address != prefix.network())
 }
 
-/// So many records of the table the Services of one namespace may take. A port takes one and, if it leads to different ports of its
-/// endpoints, one for each of them.
+/// So many records of the table the Services of one namespace may take. A port takes one and, if it leads to
+/// different ports of its endpoints, one for each of them.
 const RECORDS_OF_NAMESPACE: usize = 250_000;

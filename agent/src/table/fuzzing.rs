@@ -44,8 +44,8 @@ struct World {
     clock: i64,
 }
 
-/// Follows events of watches, one a line, and makes the table after each. Its readers take every table, versions rise whatever the
-/// clock does, the same facts make the same table, and no namespace takes more memory than its budget.
+/// Follows events of watches, one a line, and makes the table after each. Its readers take every table, versions rise
+/// whatever the clock does, the same facts make the same table, and no namespace takes more memory than its budget.
 ///
 /// # Panics
 /// Panics if one of these is not so.

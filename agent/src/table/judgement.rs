@@ -1,6 +1,6 @@
-//! Who counts as enrolled and who as known not to be, after what the CA's directory and the API server say is held against each other.
-//! Either may have been told lies: the directory by whoever has an agent's token, the API server by a kubelet about its own
-//! node and its own pods.
+//! Who counts as enrolled and who as known not to be, after what the CA's directory and the API server say is held
+//! against each other. Either may have been told lies: the directory by whoever has an agent's token, the API server
+//! by a kubelet about its own node and its own pods.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
@@ -56,8 +56,9 @@ impl Facts {
     pub fn judge(&self, node: &str) -> Judgement {
         let ranges = NodeRanges::of(&self.nodes);
         let is_plausible = |node: &str, address: &IpAddr| self.is_plausible(&ranges, node, *address);
-        // By the addresses that the API server shows, as far as their nodes give them out. Where two pods have one, as while an address
-        // is used again, the one that may be enrolled counts: the other is not known to have it alone.
+        // By the addresses that the API server shows, as far as their nodes give them out. Where two pods have one,
+        // as while an address is used again, the one that may be enrolled counts: the other is not known to have it
+        // alone.
         let mut shown: HashMap<IpAddr, &Shown> = HashMap::with_capacity(self.pods.len());
         for pod in self.pods.values() {
             for address in pod.addresses.iter().flatten().filter(|address| is_plausible(&pod.node, address)) {
@@ -94,7 +95,8 @@ impl Facts {
             let enrolled: Vec<IpAddr> = member.all().filter(counts).collect();
             judgement.unconfirmed += usize::from(enrolled.is_empty());
             judgement.enrolled.extend(enrolled.iter().map(|address| (*address, member.incarnation)));
-            // A pod has its certificate before the API server shows its address. One that is shown with others has no claim.
+            // A pod has its certificate before the API server shows its address. One that is shown with others has no
+            // claim.
             let is_open = pod.is_none_or(|pod| pod.is_host_network || pod.addresses == [None; 2]);
             claimed.extend(member.all().filter(|address| is_open || pod.is_some_and(|pod| pod.has(address))));
             if let Some(pod) = pod.filter(|pod| !pod.is_host_network) {

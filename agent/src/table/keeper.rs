@@ -158,8 +158,8 @@ impl Keeper {
     }
 }
 
-/// How often the table's file and the kernel's sets are looked at: so long the first captured pod of a node may wait until
-/// it reaches pods that are not enrolled.
+/// How often the table's file and the kernel's sets are looked at: so long the first captured pod of a node may wait
+/// until it reaches pods that are not enrolled.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// So many namespaces are named.
 const NAMED: usize = 8;

@@ -1,5 +1,5 @@
-//! Objects of the cluster, by name. Those of one namespace take no more memory than its budget: whoever has rights in one namespace
-//! can make as many as they like, and each agent of the cluster follows all of them.
+//! Objects of the cluster, by name. Those of one namespace take no more memory than its budget: whoever has rights in
+//! one namespace can make as many as they like, and each agent of the cluster follows all of them.
 
 use std::collections::{BTreeSet, HashMap};
 

@@ -1,9 +1,9 @@
 //! The cluster table of this node: what the CA's directory and the API server say, in one file that all instances map.
 //! Written while pods are captured, and by nobody else.
 //!
-//! Each input is followed on its own; one that fails holds up no other. Nothing is written before all of them have said what
-//! they know, so that a restart of the agent never makes the table poorer; after that, what was known is kept while the CA or
-//! the API server is away.
+//! Each input is followed on its own; one that fails holds up no other. Nothing is written before all of them have
+//! said what they know, so that a restart of the agent never makes the table poorer; after that, what was known is
+//! kept while the CA or the API server is away.
 
 pub mod clear_sets;
 pub mod departed;

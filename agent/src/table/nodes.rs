@@ -1,5 +1,5 @@
-//! What nodes say of themselves: addresses by which they speak or are spoken to, and the ranges from which they give addresses
-//! to their pods.
+//! What nodes say of themselves: addresses by which they speak or are spoken to, and the ranges from which they give
+//! addresses to their pods.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -1,4 +1,5 @@
-//! What this node chooses for captured pods: the endpoints that are not enrolled, of Services that have others beside them.
+//! What this node chooses for captured pods: the endpoints that are not enrolled, of Services that have others beside
+//! them.
 
 use std::io;
 use std::net::IpAddr;
@@ -66,7 +67,8 @@ impl<R: Rules> ServiceChoices<R> {
         self.look();
     }
 
-    /// Writes the rules if they are not there: the first captured pod came, somebody flushed them, or the last attempt failed.
+    /// Writes the rules if they are not there: the first captured pod came, somebody flushed them, or the last
+    /// attempt failed.
     pub fn look(&mut self) {
         match self.try_look() {
             Ok(()) => self.has_failed = false,

@@ -1,6 +1,7 @@
-//! Services, as far as kube-proxy would translate them for a pod: cluster IPs, ports, affinity and traffic policy; ports of nodes,
-//! and addresses of load balancers. What a pod sends to those two reaches all endpoints, as with kube-proxy, which takes a pod of the
-//! cluster for no client from outside. External IPs are left out: whoever makes a Service can name those of others.
+//! Services, as far as kube-proxy would translate them for a pod: cluster IPs, ports, affinity and traffic policy;
+//! ports of nodes, and addresses of load balancers. What a pod sends to those two reaches all endpoints, as with
+//! kube-proxy, which takes a pod of the cluster for no client from outside. External IPs are left out: whoever makes
+//! a Service can name those of others.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -37,8 +38,8 @@ pub(super) struct Port {
 }
 
 impl Service {
-    /// `None` for what is not translated: headless Services, whose names lead to the pods' own addresses, and those that
-    /// stand for a name elsewhere.
+    /// `None` for what is not translated: headless Services, whose names lead to the pods' own addresses, and those
+    /// that stand for a name elsewhere.
     #[must_use]
     pub fn of(service: &core::Service) -> Option<Self> {
         let spec = service.spec.as_ref().filter(|spec| spec.type_.as_deref() != Some("ExternalName"))?;
@@ -108,8 +109,8 @@ impl Service {
         }
     }
 
-    /// Adds its ports with their endpoints, those of the same family and port name: as many as the table has records `left` for
-    /// its namespace. What is `taken` is another Service's.
+    /// Adds its ports with their endpoints, those of the same family and port name: as many as the table has records
+    /// `left` for its namespace. What is `taken` is another Service's.
     pub(super) fn add_to(
         &self,
         builder: &mut Builder,

@@ -124,8 +124,8 @@ impl Rules {
         self.enrols.clear();
     }
 
-    /// What counts of a pod; `None` if nothing does: it has ended, so that another pod may have its address by now, or it is not
-    /// bound to a node.
+    /// What counts of a pod; `None` if nothing does: it has ended, so that another pod may have its address by now,
+    /// or it is not bound to a node.
     pub fn shown(&mut self, pod: &Pod, namespaces: &Namespaces) -> Option<Shown> {
         let status = pod.status.as_ref();
         let has_ended = status.is_some_and(|status| ["Succeeded", "Failed"].contains(&status.phase.as_str()));
@@ -198,7 +198,8 @@ impl Rules {
     }
 }
 
-/// The static pod of which this is the mirror. Anybody who makes pods can write the annotation; a mirror is owned by its node.
+/// The static pod of which this is the mirror. Anybody who makes pods can write the annotation; a mirror is owned by
+/// its node.
 fn mirrored(pod: &Pod) -> Option<PodId> {
     let hash = pod.metadata.annotations.as_ref()?.get("kubernetes.io/config.mirror")?;
     let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();

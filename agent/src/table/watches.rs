@@ -34,7 +34,8 @@ pub(super) async fn services(shared: Arc<Shared>, client: Client) {
     }
 }
 
-/// Waits until it is time to list everything again, because objects of some namespace were left out that may have room by now.
+/// Waits until it is time to list everything again, because objects of some namespace were left out that may have
+/// room by now.
 async fn crowded(shared: &Shared, is_crowded: impl Fn(&Facts) -> bool) {
     loop {
         tokio::time::sleep(CROWDED_FOR).await;

@@ -76,7 +76,8 @@ impl Writer {
     /// Writes the table for `node`; returns also what the node chooses for Services, if that may have changed. Blocks.
     ///
     /// # Errors
-    /// Returns the file system's error, or that the table would be longer than readers take; the table before is untouched.
+    /// Returns the file system's error, or that the table would be longer than readers take; the table before is
+    /// untouched.
     pub fn write(
         &mut self,
         facts: &Facts,
@@ -128,8 +129,8 @@ fn took(began: std::time::Instant) -> Duration {
     SystemClock.now().saturating_duration_since(began)
 }
 
-/// The version after `last`. It follows the clock, so that it rises also when the file is gone: not even an agent that starts again
-/// must begin with a version that instances take for an older one.
+/// The version after `last`. It follows the clock, so that it rises also when the file is gone: not even an agent
+/// that starts again must begin with a version that instances take for an older one.
 pub(super) fn next_version(last: u64, unix_seconds: i64) -> u64 {
     let by_clock = u64::try_from(unix_seconds).unwrap_or_default().saturating_mul(VERSIONS_OF_SECOND);
     last.saturating_add(1).max(by_clock)

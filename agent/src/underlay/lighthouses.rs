@@ -1,5 +1,5 @@
-//! Whether datagrams of this node reach the lighthouses. Without any of them, new pods of the node are ready and reach nobody
-//! whom they do not know, and no instance can tell whether that is the network or the peer.
+//! Whether datagrams of this node reach the lighthouses. Without any of them, new pods of the node are ready and
+//! reach nobody whom they do not know, and no instance can tell whether that is the network or the peer.
 
 use std::path::Path;
 

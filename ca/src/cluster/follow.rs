@@ -1,5 +1,5 @@
-//! Follows pods and nodes at the API server, each kind by a list and then watches, so that [`Occupancy`] is as the API server
-//! shows it. Nothing is asked for a single address: the API server would look at all pods for each.
+//! Follows pods and nodes at the API server, each kind by a list and then watches, so that [`Occupancy`] is as the
+//! API server shows it. Nothing is asked for a single address: the API server would look at all pods for each.
 
 use std::{
     pin::Pin,
@@ -225,8 +225,8 @@ async fn list<K: Kind>(shared: &Shared, client: &Client) -> Result<String, Clust
     Err(ClusterError::TooLong(K::WHAT))
 }
 
-/// Takes changes over until the API server ends the watch; returns the version to go on with, or `None` if it knows that one no
-/// more.
+/// Takes changes over until the API server ends the watch; returns the version to go on with, or `None` if it knows
+/// that one no more.
 async fn watch<K: Kind>(shared: &Shared, client: &Client, mut version: String) -> Result<Option<String>, ClusterError> {
     let path = format!(
         "{}?watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={}",
@@ -300,15 +300,16 @@ fn take_over<K: Kind>(shared: &Shared, line: &[u8]) -> Result<Option<String>, Cl
 
 const PAGE: u32 = 500;
 const MAX_PAGES: usize = 600;
-/// So long the API server keeps a watch open, and a little longer it may be silent. A connection that died without a word is noticed
-/// after that.
+/// So long the API server keeps a watch open, and a little longer it may be silent. A connection that died without a
+/// word is noticed after that.
 const WATCH_SECONDS: u64 = 60;
 const SILENT_FOR: Duration = Duration::from_secs(75);
 /// A pod in etcd may have 1.5 MB, and a page of the network may have several events.
 const MAX_EVENT_BYTES: usize = 16 << 20;
 /// Shorter than the time that callers give us.
 const KNOWN_WITHIN: Duration = Duration::from_secs(4);
-/// What was known is believed so long after the connection was lost. A pod that starts meanwhile has been asked for by name as well.
+/// What was known is believed so long after the connection was lost. A pod that starts meanwhile has been asked for
+/// by name as well.
 const BELIEVED_FOR: Duration = Duration::from_secs(30);
 const REOPEN_AFTER: Duration = Duration::from_millis(200);
 const RETRY_AFTER: Duration = Duration::from_secs(1);

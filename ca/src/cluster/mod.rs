@@ -1,7 +1,7 @@
 //! Facts from the Kubernetes API server: who owns a token, what a pod is, and which addresses a node gives to its pods.
 //!
-//! We define small types with only the fields that are used, so that servers of any age are understood. Nothing is cached but who
-//! has which address: each other answer decides about one request.
+//! We define small types with only the fields that are used, so that servers of any age are understood. Nothing is
+//! cached but who has which address: each other answer decides about one request.
 
 mod claims;
 #[cfg(feature = "kubernetes")]
@@ -202,7 +202,8 @@ struct Condition {
 pub(crate) enum Sandbox {
     /// It runs, with the addresses that the API server shows.
     Ready,
-    /// It is gone or not ready yet: the next one gets another address, and the API server shows the last one until then.
+    /// It is gone or not ready yet: the next one gets another address, and the API server shows the last one until
+    /// then.
     Gone,
     /// The node does not report it.
     #[default]

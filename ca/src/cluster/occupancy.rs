@@ -1,5 +1,6 @@
-//! Who has which address, as the API server shows it: pods by what their kubelets report, nodes by what they report of themselves and
-//! by the ranges that they give to their pods. In memory, and followed by whoever asks the API server.
+//! Who has which address, as the API server shows it: pods by what their kubelets report, nodes by what they report
+//! of themselves and by the ranges that they give to their pods. In memory, and followed by whoever asks the API
+//! server.
 
 use std::{collections::HashMap, net::IpAddr};
 
@@ -174,8 +175,8 @@ impl NodeFacts {
         Self { reported, ranges, created: node.metadata.creation_timestamp.clone() }
     }
 
-    /// Whether the node's own devices have this address: flannel's has the first one of a range, bridges of most network plugins
-    /// have the second.
+    /// Whether the node's own devices have this address: flannel's has the first one of a range, bridges of most
+    /// network plugins have the second.
     fn begins_with(&self, address: IpAddr) -> bool {
         let is_first = |range: &IpNet| {
             let second = range.hosts().find(|host| *host != range.network());

@@ -130,8 +130,8 @@ impl Parameters {
     }
 }
 
-/// A body of one piece. It is dropped, and the answer no longer open, once the connection has taken all but the last few
-/// kilobytes of it.
+/// A body of one piece. It is dropped, and the answer no longer open, once the connection has taken all but the last
+/// few kilobytes of it.
 struct Whole {
     bytes: Option<Bytes>,
     _open: OpenAnswer,

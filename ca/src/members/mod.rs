@@ -14,8 +14,8 @@ pub(crate) use self::roster::Question;
 use self::roster::Roster;
 use crate::store::{KEPT_CHANGES, Store, StoreError};
 
-/// Follows the members in the ledger. Answers come from memory, also while the ledger cannot be read: the directory only
-/// says where to send, and a peer's certificate proves who answers.
+/// Follows the members in the ledger. Answers come from memory, also while the ledger cannot be read: the directory
+/// only says where to send, and a peer's certificate proves who answers.
 pub(crate) struct Members {
     /// `None` until the ledger was read once.
     roster: RwLock<Option<Roster>>,
@@ -33,8 +33,8 @@ impl Members {
         Self { roster: RwLock::default(), news, following: Mutex::default(), is_behind: AtomicBool::new(false) }
     }
 
-    /// The answer to a question; `None` if there is nothing to tell yet, which never happens once the caller `has_waited`.
-    /// `Err` until the ledger was read once. Does not block on I/O.
+    /// The answer to a question; `None` if there is nothing to tell yet, which never happens once the caller
+    /// `has_waited`. `Err` until the ledger was read once. Does not block on I/O.
     pub(crate) fn answer(&self, question: &Question, has_waited: bool) -> Result<Option<String>, NotRead> {
         let roster = self.roster.read().unwrap_or_else(PoisonError::into_inner);
         roster.as_ref().map(|roster| roster.answer(question, has_waited)).ok_or(NotRead)

@@ -69,8 +69,8 @@ impl Roster {
         self.at
     }
 
-    /// Applies the next change; returns whether it is news. That a certificate was renewed is none: it wakes nobody, and
-    /// goes with the next answer.
+    /// Applies the next change; returns whether it is news. That a certificate was renewed is none: it wakes nobody,
+    /// and goes with the next answer.
     pub(crate) fn apply(&mut self, change: MemberChange) -> Result<bool, Gap> {
         if change.at != self.at + 1 {
             return Err(Gap);

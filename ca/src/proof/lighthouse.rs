@@ -1,5 +1,5 @@
-//! The lighthouse proof: a pod of the lighthouses' StatefulSet proves its identity with its own service-account token. The
-//! API server confirms it, and says where the pod is.
+//! The lighthouse proof: a pod of the lighthouses' StatefulSet proves its identity with its own service-account
+//! token. The API server confirms it, and says where the pod is.
 
 use std::net::IpAddr;
 

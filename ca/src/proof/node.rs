@@ -56,7 +56,8 @@ pub(crate) fn agent(
     agent_of(cluster, settings, token, now).map(|(_, node)| node)
 }
 
-/// A credential for the node whose agent presents `token`. No other credential is enough to obtain one, so a stolen one ends.
+/// A credential for the node whose agent presents `token`. No other credential is enough to obtain one, so a stolen
+/// one ends.
 pub(crate) fn credential(
     cluster: &dyn Cluster,
     settings: &KubernetesPolicy,

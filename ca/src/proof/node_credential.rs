@@ -1,5 +1,6 @@
-//! The node credential: what a node's agent obtains with its token, so that pods can start while the agent is away. A token
-//! of the agent ends with the agent's pod; this one is bound to the Node object, and ends with it or after [`LIFE`].
+//! The node credential: what a node's agent obtains with its token, so that pods can start while the agent is away. A
+//! token of the agent ends with the agent's pod; this one is bound to the Node object, and ends with it or after
+//! [`LIFE`].
 
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use nebula_cert::UnixTime;

@@ -489,8 +489,8 @@ fn hold(
     Ok(displaced)
 }
 
-/// Notes that a subject without a valid certificate is no member any more, if it was one at `address`: its certificate may
-/// have expired a moment ago, and the next holder of the address is announced now.
+/// Notes that a subject without a valid certificate is no member any more, if it was one at `address`: its
+/// certificate may have expired a moment ago, and the next holder of the address is announced now.
 fn leave(rows: &mut dyn Rows, subject: &Subject, address: IpAddr) -> Result<(), StoreError> {
     let uid = subject.id();
     let known = get_in::<PodRecord>(rows, PODS, uid.as_bytes())?;
@@ -633,8 +633,9 @@ const LIGHTHOUSES: Table = Table("lighthouses");
 pub(super) const CHANGES: Table = Table("changes");
 
 const FORMAT: u64 = 1;
-/// Seconds for which the address of a blocked certificate stays unused: peers must have heard of the block before another
-/// pod speaks from it. `/v1/trust` announces a block at once; this allows for a peer that has to reconnect first.
+/// Seconds for which the address of a blocked certificate stays unused: peers must have heard of the block before
+/// another pod speaks from it. `/v1/trust` announces a block at once; this allows for a peer that has to reconnect
+/// first.
 const COOL_DOWN: i64 = 60;
 const LOOK_AT_ONCE: usize = 256;
 /// So few in tests that they need several.

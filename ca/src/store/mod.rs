@@ -40,8 +40,8 @@ pub(crate) fn open(directory: &Directory, beginning: Beginning) -> Result<Box<dy
     open_database(&database, beginning)
 }
 
-/// Whether a ledger may begin where there is none. That of a CA which has signed knows what is blocked and who has which
-/// address: without it, the service would let in whoever was revoked and give away addresses that are in use.
+/// Whether a ledger may begin where there is none. That of a CA which has signed knows what is blocked and who has
+/// which address: without it, the service would let in whoever was revoked and give away addresses that are in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Beginning {
     Allowed,

@@ -1,9 +1,9 @@
 //! The queue of starts: a node that starts a hundred pods at once works on a few at a time, in the order in which they
 //! came, instead of on all of them until each one's time is up.
 //!
-//! Every ADD draws a number and locks a file of that name. With W starts at a time, number N waits for number N-W: until
-//! its file is gone, or its owner died, or it has had a head start. The head start keeps ADDs that wait for the CA, and
-//! use no processor, from holding up all others.
+//! Every ADD draws a number and locks a file of that name. With W starts at a time, number N waits for number N-W:
+//! until its file is gone, or its owner died, or it has had a head start. The head start keeps ADDs that wait for the
+//! CA, and use no processor, from holding up all others.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
@@ -100,8 +100,8 @@ fn has_started(file: &File) -> io::Result<bool> {
     Ok(file.metadata()?.len() > 0)
 }
 
-/// Tells when the owner of `file` has unlocked it or died. A thread waits for that, or until this process ends: a hundred
-/// callers that look again and again would take the time of a processor from those who work.
+/// Tells when the owner of `file` has unlocked it or died. A thread waits for that, or until this process ends: a
+/// hundred callers that look again and again would take the time of a processor from those who work.
 fn unlocked(file: &File) -> io::Result<Receiver<io::Result<()>>> {
     let (tell, told) = mpsc::channel();
     let file = file.try_clone()?;
@@ -128,7 +128,8 @@ fn draw(dir: &Path) -> io::Result<(u64, Turn)> {
     next.lock()?;
     let mut text = String::new();
     (&next).take(MAX_DIGITS).read_to_string(&mut text)?;
-    // After a file that was torn or tampered with, counting starts over; at worst a few more callers work at the same time.
+    // After a file that was torn or tampered with, counting starts over; at worst a few more callers work at the same
+    // time.
     let number: u64 = text.trim().parse().unwrap_or(0);
     if number.is_multiple_of(SWEEP_EVERY) {
         sweep(dir);

@@ -1,6 +1,6 @@
-//! Pods whose certificates are to be released: DEL writes a file for each, and the node agent tells the CA and deletes
-//! it. The plugin itself never waits for the CA. The directory is the agent's: where there is none, no files are written, as
-//! nobody would read them, and the CA learns from the API server that a pod is gone.
+//! Pods whose certificates are to be released: DEL writes a file for each, and the node agent tells the CA and
+//! deletes it. The plugin itself never waits for the CA. The directory is the agent's: where there is none, no files
+//! are written, as nobody would read them, and the CA learns from the API server that a pod is gone.
 
 use std::fs;
 use std::io;
@@ -43,8 +43,9 @@ pub fn expect(state_dir: &Path, network: &str, now: SystemTime) -> io::Result<()
     fs::File::open(&dir)?.set_modified(now)
 }
 
-/// Notes that the pod of `record`, which was removed, needs its certificates no more. Does nothing if nobody expects notes,
-/// if the pod never had a certificate, if another sandbox of it is still attached, or if there are too many files already.
+/// Notes that the pod of `record`, which was removed, needs its certificates no more. Does nothing if nobody expects
+/// notes, if the pod never had a certificate, if another sandbox of it is still attached, or if there are too many
+/// files already.
 ///
 /// # Errors
 /// Returns the file system's error.
@@ -78,7 +79,8 @@ pub fn forget(state_dir: &Path, network: &str, uid: &str) {
     }
 }
 
-/// Removes files that nobody has read for longer than a certificate is valid, and the directory of an agent that is gone.
+/// Removes files that nobody has read for longer than a certificate is valid, and the directory of an agent that is
+/// gone.
 pub fn sweep(state_dir: &Path, network: &str, now: SystemTime) {
     let dir = dir(state_dir, network);
     let is_older = |file: io::Result<fs::Metadata>, than: Duration| {

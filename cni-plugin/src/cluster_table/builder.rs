@@ -14,8 +14,8 @@ use super::key_of;
 use super::table::{KIND_ADDRESS, KIND_PORT, KIND_UNKNOWN, service_key};
 use crate::hash::mix;
 
-/// Facts about the cluster, of which [`Builder::finish`] makes a table. Of contradicting facts the one that keeps packets
-/// in the tunnel wins; of two about the same pod or the same port of a Service the later one.
+/// Facts about the cluster, of which [`Builder::finish`] makes a table. Of contradicting facts the one that keeps
+/// packets in the tunnel wins; of two about the same pod or the same port of a Service the later one.
 #[derive(Debug, Clone, Default)]
 pub struct Builder {
     pods: Vec<(u128, u64)>,
@@ -82,8 +82,8 @@ pub struct ServiceEndpoint {
     pub is_on_this_node: bool,
 }
 
-/// A port of a Service that has endpoints to choose from which are not enrolled, beside others. The primary network's own choice
-/// would be among all of them.
+/// A port of a Service that has endpoints to choose from which are not enrolled, beside others. The primary network's
+/// own choice would be among all of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mixed {
     /// The port.
@@ -115,7 +115,8 @@ impl Builder {
         Self::default()
     }
 
-    /// `address` is that of an enrolled pod. `incarnation` is not 0, and another one for each pod that has had the address.
+    /// `address` is that of an enrolled pod. `incarnation` is not 0, and another one for each pod that has had the
+    /// address.
     pub fn pod(&mut self, address: IpAddr, incarnation: u64) {
         self.pods.push((key_of(address), incarnation));
     }
@@ -135,14 +136,14 @@ impl Builder {
         self.clear_ranges.extend(ranges_of(prefix));
     }
 
-    /// Everything in `prefix` is in the mesh without being an enrolled pod: machines outside the cluster with certificates of
-    /// their own. Pods known not to be enrolled are excepted.
+    /// Everything in `prefix` is in the mesh without being an enrolled pod: machines outside the cluster with
+    /// certificates of their own. Pods known not to be enrolled are excepted.
     pub fn sealed_prefix(&mut self, prefix: IpNet) {
         self.sealed_ranges.extend(ranges_of(prefix));
     }
 
-    /// Pods have their addresses from `prefix`: an endpoint there of which nothing else is known may be a pod that will be
-    /// enrolled, and so is not chosen. Endpoints elsewhere are known not to be enrolled.
+    /// Pods have their addresses from `prefix`: an endpoint there of which nothing else is known may be a pod that
+    /// will be enrolled, and so is not chosen. Endpoints elsewhere are known not to be enrolled.
     pub fn pod_prefix(&mut self, prefix: IpNet) {
         self.pod_ranges.extend(ranges_of(prefix));
     }
@@ -161,15 +162,15 @@ impl Builder {
         EndpointList(number(self.lists.len() - 1))
     }
 
-    /// A port of a Service with its endpoints: lists, and the port to which it leads in each, 0 for the endpoints' own. In the
-    /// table, ports that have the same lists and one port each take no more room than one of them.
+    /// A port of a Service with its endpoints: lists, and the port to which it leads in each, 0 for the endpoints'
+    /// own. In the table, ports that have the same lists and one port each take no more room than one of them.
     pub fn service_port(&mut self, port: ServicePort, parts: impl IntoIterator<Item = (EndpointList, u16)>) {
         self.offer(Offered { port, is_outer: false }, parts);
     }
 
-    /// Like [`Builder::service_port`], for an address to which the cluster is spoken to from outside, such as that of a load
-    /// balancer. Somebody else may choose the endpoint of what is sent there on the primary network, so nothing is if there is
-    /// an enrolled one.
+    /// Like [`Builder::service_port`], for an address to which the cluster is spoken to from outside, such as that of
+    /// a load balancer. Somebody else may choose the endpoint of what is sent there on the primary network, so
+    /// nothing is if there is an enrolled one.
     pub fn outer_port(&mut self, port: ServicePort, parts: impl IntoIterator<Item = (EndpointList, u16)>) {
         self.offer(Offered { port, is_outer: true }, parts);
     }

@@ -25,21 +25,21 @@
 //! | 9 nodes | address of a node (16); in order; since version 2.1 | 16 |
 //! | 10 ends | index of the pod (4), port (2), another port or 0 (2), address of its node (16); in order, at most one for each pod; since version 2.2 | 24 |
 //!
-//! A key's bucket is its hash modulo the number of buckets, which is a power of two. The hash of a key (address, n) is
-//! `m(m(m(seed ^ high) ^ low) ^ n)`, where `high` and `low` are the halves of the address read as a big-endian number and
-//! `m` is the finalizer of SplitMix64; n is 0 for addresses and `port << 8 | protocol` for services.
+//! A key's bucket is its hash modulo the number of buckets, which is a power of two. The hash of a key (address, n)
+//! is `m(m(m(seed ^ high) ^ low) ^ n)`, where `high` and `low` are the halves of the address read as a big-endian
+//! number and `m` is the finalizer of SplitMix64; n is 0 for addresses and `port << 8 | protocol` for services.
 //!
-//! Kinds of services: 0 is a port with the endpoints that the record counts, which may be none; 1 is a port with endpoints, none of
-//! which is an enrolled pod or known not to be one; 2 says that the address is a Service's, with port and protocol 0. The
-//! enrolled endpoints of a service are listed: first those to choose from, then those that only serve the flows they have,
-//! each group ordered by (index of the pod, port). Ports of a Service with the same endpoints share one list, whose records
-//! have port 0: each service's record has the port then. Of endpoints that are not enrolled there is only the number: a flow
-//! to one of them leaves on the primary network, whose own choice counts. A tag, from 1 on, tells an enrolled endpoint from
-//! the others of its group. It follows from addresses alone, so it stays the same in later tables: by it an instance chooses
-//! the same endpoint for the same flow again.
+//! Kinds of services: 0 is a port with the endpoints that the record counts, which may be none; 1 is a port with
+//! endpoints, none of which is an enrolled pod or known not to be one; 2 says that the address is a Service's, with
+//! port and protocol 0. The enrolled endpoints of a service are listed: first those to choose from, then those that
+//! only serve the flows they have, each group ordered by (index of the pod, port). Ports of a Service with the same
+//! endpoints share one list, whose records have port 0: each service's record has the port then. Of endpoints that
+//! are not enrolled there is only the number: a flow to one of them leaves on the primary network, whose own choice
+//! counts. A tag, from 1 on, tells an enrolled endpoint from the others of its group. It follows from addresses
+//! alone, so it stays the same in later tables: by it an instance chooses the same endpoint for the same flow again.
 //!
-//! A Service's port on the nodes (node port) is a service with the unspecified address of its family. It stands for this port of
-//! each address of a node, unless that has a service of its own.
+//! A Service's port on the nodes (node port) is a service with the unspecified address of its family. It stands for
+//! this port of each address of a node, unless that has a service of its own.
 //!
 //! An end says where the tunnel of a pod probably ends: at these UDP ports of its node's address. The pod's certificate
 //! proves whether it does.

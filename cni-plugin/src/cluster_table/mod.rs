@@ -19,8 +19,8 @@ pub use builder::{Builder, End, EndpointList, EndpointState, Mixed, ServiceEndpo
 pub use format::{Error, Layout, version_of};
 pub use table::{Endpoint, Found, Service, Table};
 
-/// Longest file that a reader maps, and so the longest that a writer makes. 10,000 Services with 50,000 endpoints take a
-/// twentieth of it.
+/// Longest file that a reader maps, and so the longest that a writer makes. 10,000 Services with 50,000 endpoints
+/// take a twentieth of it.
 pub const MAX_BYTES: u64 = 64 << 20;
 
 /// An address as a table holds it: IPv4 addresses are those mapped into IPv6.

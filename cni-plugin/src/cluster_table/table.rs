@@ -1,5 +1,5 @@
-//! Lookups in the bytes of a table. Whatever the bytes are, nothing outside them is read and nothing panics; a record that
-//! points nowhere is as if it were not there.
+//! Lookups in the bytes of a table. Whatever the bytes are, nothing outside them is read and nothing panics; a record
+//! that points nowhere is as if it were not there.
 
 use std::cmp::Ordering;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -287,7 +287,8 @@ impl Table<'_> {
         })
     }
 
-    /// Enrolled endpoints to choose from, and those that only serve the flows they have; and the port of all of them, or 0.
+    /// Enrolled endpoints to choose from, and those that only serve the flows they have; and the port of all of them,
+    /// or 0.
     fn groups(&self, service: u32) -> Option<([Range<u32>; 2], u16)> {
         let record: Record<'_, 44> = self.layout.section(SectionKind::Services).record(self.bytes, service)?;
         let first = record.u32(20);

@@ -122,9 +122,9 @@ impl Enrolment {
 
     /// Decides about the pod of this request.
     ///
-    /// The pod's owner writes the annotation, so it may opt a pod out where the operator allows that, but never in if the
-    /// operator left it out. The runtime passes it only if the configuration declares the capability for annotations. Pod
-    /// labels are set by the owner as well, but API servers can restrict who sets them.
+    /// The pod's owner writes the annotation, so it may opt a pod out where the operator allows that, but never in if
+    /// the operator left it out. The runtime passes it only if the configuration declares the capability for
+    /// annotations. Pod labels are set by the owner as well, but API servers can restrict who sets them.
     ///
     /// # Errors
     /// Code 4 if CNI_ARGS does not identify the pod; code 7 for an annotation that is neither "true" nor "false"; codes

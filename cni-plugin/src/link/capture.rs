@@ -67,8 +67,8 @@ pub trait Captures {
     /// Returns the first error of the kernel, after everything was tried.
     fn remove(&self, netns: Option<&Netns>, capture: &PodCapture, addresses: &[IpAddr]) -> io::Result<()>;
 
-    /// Removes the guard of an attachment whose record is lost. `addresses` are those of the pod, unless another pod has
-    /// them now.
+    /// Removes the guard of an attachment whose record is lost. `addresses` are those of the pod, unless another pod
+    /// has them now.
     ///
     /// # Errors
     /// Returns the kernel's error.
@@ -101,8 +101,8 @@ impl PodCapture {
         Self { node_ports, port_exceptions, ..self }
     }
 
-    /// Everything in the namespace of the calling thread. Until the rule is there, nothing of it has an effect on what the
-    /// pod sends.
+    /// Everything in the namespace of the calling thread. Until the rule is there, nothing of it has an effect on
+    /// what the pod sends.
     fn install_here(&self) -> io::Result<()> {
         self.routes().iter().try_for_each(DeadEnd::add)?;
         for switch in self.switches() {
@@ -209,8 +209,8 @@ impl PodCapture {
         self.captured.iter().any(|range| range.addr().is_ipv4() == is_v4) && (is_v4 || has_ipv6())
     }
 
-    /// Marks every frame that arrives on the pod's own interface: questions for neighbours (ARP) as well, because the kernel
-    /// answers them only if the way back to who asked is this interface.
+    /// Marks every frame that arrives on the pod's own interface: questions for neighbours (ARP) as well, because the
+    /// kernel answers them only if the way back to who asked is this interface.
     fn marks(&self) -> Table {
         let arrival = Chain::new(Hook::FromLink(self.ifname.clone()), vec![Rule::mark(Vec::new(), MARK)]);
         Table::new(Family::Link, MARKS).with(arrival.otherwise(Verdict::Accept))
@@ -220,8 +220,8 @@ impl PodCapture {
         Ok(nftables::chains_on_link(MARKS, &self.ifname)? == (1, 1))
     }
 
-    /// What carries the mark from a packet to its answers, and into the check of its source (rp_filter): without the mark
-    /// the way back would be the tunnel.
+    /// What carries the mark from a packet to its answers, and into the check of its source (rp_filter): without the
+    /// mark the way back would be the tunnel.
     fn switches(&self) -> Vec<PathBuf> {
         let base = PathBuf::from("/proc/sys/net");
         let mut switches = vec![

@@ -1,12 +1,13 @@
 //! What holds "never in clear" for captured pods, where no program of the pod can reach: rules for the frames of their
 //! links on the node, and for what the node forwards after the destination of a packet was translated (kube-proxy).
 //!
-//! From and to a captured pod nothing passes whose other end is an address of a pod, except addresses that are known not
-//! to be enrolled (the sets `clear4` and `clear6`, which the node agent keeps), the node's own, and the operator's
-//! exceptions. Without an agent nothing is added to these sets, so the guard fails closed. What is left is in clear; rules
-//! of the pod's own decide about it (`clear`). A captured pod sends from and receives at its own addresses only, those that
-//! the capture knows: anything else could be translated into an address of a pod under a name that the rules do not know.
-//! Other protocols than IP and ARP (VLAN tags too) do not pass at all, because they can hide addresses.
+//! From and to a captured pod nothing passes whose other end is an address of a pod, except addresses that are known
+//! not to be enrolled (the sets `clear4` and `clear6`, which the node agent keeps), the node's own, and the
+//! operator's exceptions. Without an agent nothing is added to these sets, so the guard fails closed. What is left is
+//! in clear; rules of the pod's own decide about it (`clear`). A captured pod sends from and receives at its own
+//! addresses only, those that the capture knows: anything else could be translated into an address of a pod under a
+//! name that the rules do not know. Other protocols than IP and ARP (VLAN tags too) do not pass at all, because they
+//! can hide addresses.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -221,8 +222,8 @@ impl CaptureGuard {
                 rules.push(Rule::drop([from(*range), vec![unknown]].concat()).counted(FROM_ENROLLED));
             }
             if self.is_shared {
-                // Others on the bridge can use these instead of their own; questions for neighbours need them, and no more.
-                // IPv4 has such addresses beyond the link as well, as the metadata service of clouds.
+                // Others on the bridge can use these instead of their own; questions for neighbours need them, and no
+                // more. IPv4 has such addresses beyond the link as well, as the metadata service of clouds.
                 let local = (!ip.is_v4).then(|| ip.link_local());
                 for network in local.into_iter().chain([ip.unspecified().into()]) {
                     if !ip.is_v4 {
@@ -250,8 +251,8 @@ impl CaptureGuard {
         [foreign, before].map(|conditions| Rule::drop(conditions).counted(FOREIGN_SOURCE))
     }
 
-    /// Refuses destinations that are not the pod's: others on the link, or routes of the node, could lead to addresses that
-    /// the capture does not know.
+    /// Refuses destinations that are not the pod's: others on the link, or routes of the node, could lead to
+    /// addresses that the capture does not know.
     fn foreign_destination(&self, ip: Ip) -> Rule {
         let mut foreign = vec![ip.is(), not_within(ip.destination, ip.multicast())];
         let everybody = ip.is_v4.then_some(IpAddr::V4(Ipv4Addr::BROADCAST));
@@ -306,8 +307,8 @@ pub(super) fn sets_of_chain(name: &str) -> Option<[AddressSet; 2]> {
     name.strip_prefix(FORWARD).map(captured_sets)
 }
 
-/// Names of the chains of an attachment: for what comes from the pod, for what goes to it, and the two to which these leave
-/// what is in clear.
+/// Names of the chains of an attachment: for what comes from the pod, for what goes to it, and the two to which these
+/// leave what is in clear.
 pub(super) fn chain_names(attachment: &str) -> [String; 4] {
     CHAINS.map(|way| format!("{way}-{attachment}"))
 }

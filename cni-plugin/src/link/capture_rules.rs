@@ -1,5 +1,5 @@
-//! The guards of captured pods in the kernel: the tables of the node, which the first captured pod makes and the last one
-//! takes away.
+//! The guards of captured pods in the kernel: the tables of the node, which the first captured pod makes and the last
+//! one takes away.
 
 use std::io;
 use std::net::IpAddr;
@@ -106,9 +106,9 @@ pub(super) fn sweep() -> io::Result<()> {
     take_away(is_gone, &[])
 }
 
-/// Replaces the addresses that are known not to be enrolled, for frames and for forwarded packets, in one transaction.
-/// Returns whether there are any captured pods; if not, nothing is done. The sets begin empty; [`tables_with_clear_sets`]
-/// says when they must be filled again.
+/// Replaces the addresses that are known not to be enrolled, for frames and for forwarded packets, in one
+/// transaction. Returns whether there are any captured pods; if not, nothing is done. The sets begin empty;
+/// [`tables_with_clear_sets`] says when they must be filled again.
 ///
 /// # Errors
 /// Returns the kernel's error; nothing has changed then.
@@ -127,8 +127,8 @@ pub fn replace_clear(prefixes: &[IpNet]) -> io::Result<bool> {
     }
 }
 
-/// Handles of the tables that have the sets of [`replace_clear`]; `None` without captured pods. The first captured pod makes
-/// them, and so does whoever restores rules that were flushed: with other handles, and with empty sets.
+/// Handles of the tables that have the sets of [`replace_clear`]; `None` without captured pods. The first captured
+/// pod makes them, and so does whoever restores rules that were flushed: with other handles, and with empty sets.
 ///
 /// # Errors
 /// Returns the kernel's error.
@@ -138,8 +138,8 @@ pub fn tables_with_clear_sets() -> io::Result<Option<[u64; 2]>> {
     Ok(link.zip(forwarded).map(<[u64; 2]>::from))
 }
 
-/// How many packets were refused on the links of captured pods and between them, by the pod's link (`None` for forwarded
-/// packets) and the reason.
+/// How many packets were refused on the links of captured pods and between them, by the pod's link (`None` for
+/// forwarded packets) and the reason.
 ///
 /// # Errors
 /// Returns the kernel's error.
@@ -206,8 +206,9 @@ fn chains(family: Family) -> io::Result<Vec<Existing>> {
     Ok(chains)
 }
 
-/// Applies the changes that `plan` makes after a look at the present rules, as one transaction. If somebody else changes
-/// rules between the look and the transaction, plans and tries again. `plan` returns whether there is anything to change.
+/// Applies the changes that `plan` makes after a look at the present rules, as one transaction. If somebody else
+/// changes rules between the look and the transaction, plans and tries again. `plan` returns whether there is
+/// anything to change.
 fn change_rules(plan: impl Fn(&mut Transaction) -> io::Result<bool>) -> io::Result<()> {
     let mut attempts = 0;
     loop {

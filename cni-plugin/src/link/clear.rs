@@ -1,11 +1,11 @@
-//! What a captured pod exchanges in clear with whoever has no certificate: who may open a connection, and the rules on the
-//! node's side of the pod's link that hold it.
+//! What a captured pod exchanges in clear with whoever has no certificate: who may open a connection, and the rules
+//! on the node's side of the pod's link that hold it.
 //!
-//! The rules for frames of the link (`capture_guard`) come first: they refuse what must be in a tunnel, and leave the rest to
-//! the chains made here. Those have no connection tracking, which links do not have. A TCP connection begins with a SYN, so
-//! every other segment passes as a part of one. Of other protocols a set remembers what the pod asked for a minute, in each
-//! pod's own sets, so that none can use up the room of another. The node is known by its sockets and not by its addresses:
-//! others can send from those, and kube-proxy does it for its clients.
+//! The rules for frames of the link (`capture_guard`) come first: they refuse what must be in a tunnel, and leave the
+//! rest to the chains made here. Those have no connection tracking, which links do not have. A TCP connection begins
+//! with a SYN, so every other segment passes as a part of one. Of other protocols a set remembers what the pod asked
+//! for a minute, in each pod's own sets, so that none can use up the room of another. The node is known by its
+//! sockets and not by its addresses: others can send from those, and kube-proxy does it for its clients.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -26,8 +26,8 @@ pub struct Clear {
     pub accept: Vec<Accept>,
 }
 
-/// Who may open connections in clear between a captured pod and whoever has no certificate. In each case the pod's own node
-/// may.
+/// Who may open connections in clear between a captured pod and whoever has no certificate. In each case the pod's
+/// own node may.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Opens {

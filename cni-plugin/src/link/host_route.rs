@@ -48,8 +48,8 @@ pub trait Routes {
     /// Whether packets to the destination take this route.
     fn is_used(&self, route: &HostRoute) -> bool;
 
-    /// Refuses what the node would send to an overlay network in clear, where no better route leads there; does nothing if
-    /// that is so already.
+    /// Refuses what the node would send to an overlay network in clear, where no better route leads there; does
+    /// nothing if that is so already.
     ///
     /// # Errors
     /// Returns the kernel's error.

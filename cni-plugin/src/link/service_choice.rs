@@ -1,7 +1,8 @@
-//! Where the node leads what captured pods send past their tunnels to a Service, if some of the Service's endpoints are not for
-//! clear traffic: kube-proxy chooses among all of them, and the guards of the pods refuse its choice when that is an enrolled
-//! pod. These rules come before kube-proxy's, hold for captured pods of this node only, and choose among the endpoints that
-//! are known not to be enrolled. conntrack keeps each connection to its endpoint and translates the answers.
+//! Where the node leads what captured pods send past their tunnels to a Service, if some of the Service's endpoints
+//! are not for clear traffic: kube-proxy chooses among all of them, and the guards of the pods refuse its choice when
+//! that is an enrolled pod. These rules come before kube-proxy's, hold for captured pods of this node only, and
+//! choose among the endpoints that are known not to be enrolled. conntrack keeps each connection to its endpoint and
+//! translates the answers.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

@@ -33,8 +33,8 @@ pub fn hint(key: &str, known: &[&str]) -> String {
     nearest.filter(|known| distance(known) <= most).map_or_else(String::new, |known| format!("{known:?}? There are "))
 }
 
-/// Reads a list of prefixes. Host bits are refused, because one of address and length is wrong then; so are numbers with leading
-/// zeros, because some programs read them as octal.
+/// Reads a list of prefixes. Host bits are refused, because one of address and length is wrong then; so are numbers
+/// with leading zeros, because some programs read them as octal.
 pub(crate) fn prefixes(key: &str, value: &Value) -> Result<Vec<IpNet>, Error> {
     const EXPECTED: &str = "a list of at most 64 prefixes such as [\"10.42.0.0/16\"]";
     let list =

@@ -142,8 +142,8 @@ impl Capturing {
         holds(&self.terms.ranges, address) || holds(&self.terms.exclude, address) || is_of_link(address)
     }
 
-    /// Returns the launch contract's form of this key for a pod with these `addresses`. Its sources are the first IPv4 and
-    /// the first IPv6 address in the ranges; its cluster table is the one in `state_dir`.
+    /// Returns the launch contract's form of this key for a pod with these `addresses`. Its sources are the first
+    /// IPv4 and the first IPv6 address in the ranges; its cluster table is the one in `state_dir`.
     #[must_use]
     pub fn of_pod(&self, addresses: &[IpAddr], state_dir: &Path) -> Capture {
         let Terms { ranges, services, load_balancers, node_ports, clear, .. } = &self.terms;

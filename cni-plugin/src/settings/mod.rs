@@ -1,5 +1,5 @@
-//! The plugin's entry in the network configuration list, checked as a whole before anything is changed. A wrong value is
-//! refused with an error that names key and value, and so is a key that neither we nor the CNI specification know:
+//! The plugin's entry in the network configuration list, checked as a whole before anything is changed. A wrong value
+//! is refused with an error that names key and value, and so is a key that neither we nor the CNI specification know:
 //! it is a typing error, and what it was meant to switch on would silently be off.
 
 pub mod capturing;
@@ -41,7 +41,8 @@ pub struct Settings {
     pub underlay: Underlay,
     /// What a pod may reach besides the overlay; `None` if pods are not isolated.
     pub isolate: Option<Isolation>,
-    /// Which traffic goes through the tunnel although programs use addresses of the primary network; `None` if none does.
+    /// Which traffic goes through the tunnel although programs use addresses of the primary network; `None` if none
+    /// does.
     pub capture: Option<Capturing>,
     /// Whether the result of ADD reports the overlay address as the pod's.
     pub renumber: bool,
@@ -395,7 +396,8 @@ const OURS: [&str; 20] = [
     "ca",
     "nebula",
 ];
-/// Keys that the CNI specification (1.1, section 1) defines for any plugin or list, and those that runtimes and Multus add.
+/// Keys that the CNI specification (1.1, section 1) defines for any plugin or list, and those that runtimes and
+/// Multus add.
 const OF_CNI: [&str; 15] = [
     "cniVersion",
     "cniVersions",

@@ -1,6 +1,7 @@
-//! A control group for each instance, if the machine allows it: otherwise the instance would be accounted, and perhaps
-//! killed, together with the container runtime or the agent that called the plugin. The group also limits the instance's
-//! memory. In the hierarchies of version 1 in which the instance needs no group of its own, it joins the root.
+//! A control group for each instance, if the machine allows it: otherwise the instance would be accounted, and
+//! perhaps killed, together with the container runtime or the agent that called the plugin. The group also limits the
+//! instance's memory. In the hierarchies of version 1 in which the instance needs no group of its own, it joins the
+//! root.
 
 use std::fs;
 use std::io;

@@ -140,7 +140,8 @@ fn read_status(status: String) -> (Option<StartError>, String) {
 }
 
 /// How unlikely the kernel is to end an instance when the node's memory runs out: as a pod with guaranteed memory, so
-/// after all other pods, but before the kubelet and the runtime (-999), which can restart it. Its own limit holds anyway.
+/// after all other pods, but before the kubelet and the runtime (-999), which can restart it. Its own limit holds
+/// anyway.
 const OOM_SCORE_ADJUST: i32 = -997;
 
 /// The instance's command line option for its launch contract.

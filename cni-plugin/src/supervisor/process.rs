@@ -132,8 +132,8 @@ fn parse_stat(line: &str) -> Option<Stat> {
 }
 
 const SIGTERM_TIMEOUT: Duration = Duration::from_secs(2);
-// A killed process cannot refuse, but it ends only when its tun device is gone, and the kernel removes those of a node one
-// after another: a hundred at once take tens of seconds on a busy node. Kubelets wait for two minutes.
+// A killed process cannot refuse, but it ends only when its tun device is gone, and the kernel removes those of a
+// node one after another: a hundred at once take tens of seconds on a busy node. Kubelets wait for two minutes.
 const SIGKILL_TIMEOUT: Duration = Duration::from_secs(60);
 // Short, because a runtime is waiting and one check takes only some twenty microseconds.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(1);

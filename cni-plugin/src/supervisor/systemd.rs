@@ -24,8 +24,8 @@ impl Systemd {
     }
 }
 
-/// Stops the slice of all instances, and the one above that systemd makes with it, where nothing is left in them: it keeps them
-/// for ever. For an uninstallation: nobody starts an instance meanwhile.
+/// Stops the slice of all instances, and the one above that systemd makes with it, where nothing is left in them: it
+/// keeps them for ever. For an uninstallation: nobody starts an instance meanwhile.
 pub fn stop_empty_slices(clock: &dyn Clock) {
     let Ok(mut manager) = Manager::connect(clock, Deadline::after(clock, STOP)) else { return };
     for slice in SLICES {
@@ -248,12 +248,12 @@ const SERVICE: [(&str, Value<'static>); 11] = [
 /// A dash in the name of a slice leads to the slice above.
 const SLICES: [&str; 2] = ["nebula-cni.slice", "nebula.slice"];
 
-// These are the privileges of setup, which creates the device and its routes in the pod's namespace. After that, and before it
-// hears anybody, the instance switches to its own user, drops all of them for good, gives itself file rules (Landlock), and filters its
-// system calls much more strictly than this.
-// Nothing here needs a mount namespace (ProtectSystem=, ProtectProc=, PrivateTmp= and the like do): systemd makes one by reading and
-// remounting every mount of the node, which took 30 to 70 ms with 300 mounts, as volumes of pods make them, of 83 ms for the start
-// of a unit; without it 17. What those hide from root is closed here by capabilities and devices.
+// These are the privileges of setup, which creates the device and its routes in the pod's namespace. After that, and
+// before it hears anybody, the instance switches to its own user, drops all of them for good, gives itself file rules
+// (Landlock), and filters its system calls much more strictly than this. Nothing here needs a mount namespace
+// (ProtectSystem=, ProtectProc=, PrivateTmp= and the like do): systemd makes one by reading and remounting every
+// mount of the node, which took 30 to 70 ms with 300 mounts, as volumes of pods make them, of 83 ms for the start of
+// a unit; without it 17. What those hide from root is closed here by capabilities and devices.
 const SANDBOX: [(&str, Value<'static>); 16] = [
     ("CapabilityBoundingSet", Value::U64(BOUNDING_SET)),
     ("NoNewPrivileges", Value::Bool(true)),

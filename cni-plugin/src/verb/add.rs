@@ -447,8 +447,8 @@ impl<'a> Attachment<'a> {
         host.routes.add(&route).map_err(failed)
     }
 
-    /// Makes the overlay unreachable from the node, except where a better route leads: kube-proxy may choose a renumbered pod
-    /// of another node, to which this node has only its default route.
+    /// Makes the overlay unreachable from the node, except where a better route leads: kube-proxy may choose a
+    /// renumbered pod of another node, to which this node has only its default route.
     fn refuse(&self, record: &mut Record, settings: &Settings, status: &Status, host: &Host<'_>) -> io::Result<()> {
         let own = status.overlay.iter().filter_map(|text| prefix(text)).map(|network| network.trunc());
         let mut networks: Vec<IpNet> = settings.overlay.iter().copied().chain(own).collect();
@@ -605,8 +605,8 @@ fn width() -> u64 {
     u64::try_from(processors).unwrap_or(u64::MAX).saturating_add(1)
 }
 
-// The kubelet gives up after four minutes. With the longest time limits for labels and for the work, a minute each, this
-// leaves it some.
+// The kubelet gives up after four minutes. With the longest time limits for labels and for the work, a minute each,
+// this leaves it some.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(100);
 
 // The DEL of an older sandbox may be in progress; it takes a few seconds at most.

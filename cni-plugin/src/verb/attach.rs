@@ -2,10 +2,10 @@
 //! for pods that were started before the installation, or whose attachment was lost. A later DEL of the runtime removes
 //! the attachment like any other.
 //!
-//! The pod runs and goes on running if this fails. With the key `isolate` or `capture` its link is therefore closed first
-//! (with `capture` towards other pods), and stays closed after a failure: the operator wants no clear traffic of enrolled pods, and with a CA that is away for an hour
-//! each of the agent's attempts would open the pod again. DEL opens the link, as does the next attempt that finds the pod
-//! no longer enrolled.
+//! The pod runs and goes on running if this fails. With the key `isolate` or `capture` its link is therefore closed
+//! first (with `capture` towards other pods), and stays closed after a failure: the operator wants no clear traffic
+//! of enrolled pods, and with a CA that is away for an hour each of the agent's attempts would open the pod again.
+//! DEL opens the link, as does the next attempt that finds the pod no longer enrolled.
 
 use crate::attachment::lock::Lock;
 use crate::attachment::record::{Files, Found, Record, State};
@@ -26,9 +26,9 @@ pub enum Outcome {
     NotEnrolled,
 }
 
-/// Attaches a running pod. The request is that of an ADD; its `prevResult` is the result that the runtime keeps for the
-/// pod. The pod keeps its address in Kubernetes, also with the key `renumber`: it cannot change any more. `afresh` is for
-/// an attachment that looks complete here and does not work.
+/// Attaches a running pod. The request is that of an ADD; its `prevResult` is the result that the runtime keeps for
+/// the pod. The pod keeps its address in Kubernetes, also with the key `renumber`: it cannot change any more.
+/// `afresh` is for an attachment that looks complete here and does not work.
 ///
 /// # Errors
 /// As ADD. Code 110 if the address in the result is not on the pod's interface; such a pod must be recreated.

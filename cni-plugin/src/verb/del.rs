@@ -137,8 +137,9 @@ fn end_refusals(files: &Files, record: &Record, host: &Host<'_>) -> io::Result<(
     ended.copied().try_for_each(|network| host.routes.end_refusal(network))
 }
 
-/// Ends the capture that the record names. Without a record, `lost` are the addresses that the pod may have had. Another
-/// pod may have one of the addresses by now: a primary plugin can reassign the address of a pod whose DEL comes late.
+/// Ends the capture that the record names. Without a record, `lost` are the addresses that the pod may have had.
+/// Another pod may have one of the addresses by now: a primary plugin can reassign the address of a pod whose DEL
+/// comes late.
 fn end_capture(files: &Files, record: Option<&Record>, lost: Vec<IpAddr>, host: &Host<'_>) -> io::Result<()> {
     let unused = |mut addresses: Vec<IpAddr>| {
         let used = record::captured_by_others(&files.state_dir(), files.key());

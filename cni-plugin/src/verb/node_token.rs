@@ -1,8 +1,8 @@
-//! The node's credentials, which its agent writes. A token ends with the pod of the agent that wrote it, so the CA refuses it
-//! while the agent is replaced, and instances show the node credential beside it. Where there is none yet, or it has expired,
-//! the node waits for the next agent's token; and when the node has just booted, there are none. An ADD that
-//! meets such a moment waits for the next ones, as long as its time limit allows: it would fail otherwise, and the kubelet
-//! waits longer each time before it tries again.
+//! The node's credentials, which its agent writes. A token ends with the pod of the agent that wrote it, so the CA
+//! refuses it while the agent is replaced, and instances show the node credential beside it. Where there is none yet,
+//! or it has expired, the node waits for the next agent's token; and when the node has just booted, there are none.
+//! An ADD that meets such a moment waits for the next ones, as long as its time limit allows: it would fail
+//! otherwise, and the kubelet waits longer each time before it tries again.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -33,7 +33,8 @@ impl<'a> NodeToken<'a> {
         Self { ca, seen: version(&ca.token_file), awaits_agent }
     }
 
-    /// Whether it makes sense to start again after `error`, because there is another token by now, or one comes in time.
+    /// Whether it makes sense to start again after `error`, because there is another token by now, or one comes in
+    /// time.
     pub(super) fn is_replaced_after(&self, error: &Error, clock: &dyn Clock, deadline: Deadline) -> bool {
         let waits = match error.code {
             code::NODE_TOKEN => true,

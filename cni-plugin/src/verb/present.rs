@@ -1,6 +1,6 @@
-//! Shows an instance the token of its own pod, in place of an init container that has ended: an instance that was started
-//! again would wait for one forever. The kubelet keeps the pod's projected volumes, and renews the tokens in them, for as
-//! long as the pod is there.
+//! Shows an instance the token of its own pod, in place of an init container that has ended: an instance that was
+//! started again would wait for one forever. The kubelet keeps the pod's projected volumes, and renews the tokens in
+//! them, for as long as the pod is there.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, Read, Write};
@@ -37,8 +37,8 @@ pub struct Tokens<'a> {
 ///
 /// # Errors
 /// Code 3 if there is no such attachment; code 117 if the pod's token cannot help it; code 101 if another process
-/// listens in place of the instance; if it got no certificate in time, code 102 with what the CA says, or code 103 where the CA was
-/// not reached.
+/// listens in place of the instance; if it got no certificate in time, code 102 with what the CA says, or code 103
+/// where the CA was not reached.
 pub fn run(files: &Files, tokens: Tokens<'_>, host: &Host<'_>) -> Result<(), Error> {
     let record = load(files)?;
     let pod = &record.target.pod;

@@ -1,6 +1,6 @@
 //! Hands changed settings to the instances of pods that run: the tunnel's configuration (the key `nebula`), which an
-//! instance takes over without losing a connection that the new rules allow. What else changed in the entry holds for a pod when it
-//! is made again, and is named.
+//! instance takes over without losing a connection that the new rules allow. What else changed in the entry holds for
+//! a pod when it is made again, and is named.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -133,7 +133,8 @@ fn note(record: &mut Record, is_being_told: bool, files: &Files) -> Result<(), S
     record.save(files).map_err(|e| format!("cannot write its record: {e}"))
 }
 
-/// Waits until the instance has read its contract once more than `before`, and says that it follows the one with this hash.
+/// Waits until the instance has read its contract once more than `before`, and says that it follows the one with this
+/// hash.
 fn wait_until_followed(record: &Record, before: u64, hash: &str, host: &Host<'_>) -> Result<FollowedSettings, String> {
     let deadline = Deadline::after(host.clock, ANSWERS_WITHIN);
     loop {

@@ -57,8 +57,9 @@ impl Container {
         self.pids().map(|(group, pid)| format!("{pid} in {}", group.display())).collect()
     }
 
-    /// Kills all that is in the groups, as a runtime ends a container: by `cgroup.kill` of version 2, which also reaches what is
-    /// just being started, and one by one elsewhere. A process that was put there to be killed shows that it was.
+    /// Kills all that is in the groups, as a runtime ends a container: by `cgroup.kill` of version 2, which also
+    /// reaches what is just being started, and one by one elsewhere. A process that was put there to be killed shows
+    /// that it was.
     pub(crate) fn kill(&self) {
         let mut resident = self.resident();
         let until = Instant::now() + Duration::from_secs(10);

@@ -1,5 +1,5 @@
-//! The files of the client, which others replace by rename while this program runs: the token, and the root certificates
-//! of the CA service.
+//! The files of the client, which others replace by rename while this program runs: the token, and the root
+//! certificates of the CA service.
 
 use std::fs::File;
 use std::io::{self, Read};

@@ -209,7 +209,8 @@ mod tests {
     use super::*;
     use crate::ca_client::{self, CaClient, Prover};
 
-    /// A TLS server for one client, with a certificate for `name`, which refuses what it is asked; returns what it received.
+    /// A TLS server for one client, with a certificate for `name`, which refuses what it is asked; returns what it
+    /// received.
     struct Server {
         address: SocketAddr,
         fingerprint: [u8; 32],

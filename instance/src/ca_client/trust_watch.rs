@@ -64,8 +64,9 @@ impl TrustWatch {
         self.state = State::AskAt(next.max(left_alone));
     }
 
-    /// Records that the CA did not answer. The trust in use is kept. Returns whether that is news for a human: services, and
-    /// what is between, end a connection that has lasted for a while, so only the second failure in a row is one.
+    /// Records that the CA did not answer. The trust in use is kept. Returns whether that is news for a human:
+    /// services, and what is between, end a connection that has lasted for a while, so only the second failure in a
+    /// row is one.
     pub fn failed(&mut self, now: Duration) -> bool {
         let is_news = self.failures > 0;
         let wait = FIRST_BACKOFF.saturating_mul(1 << self.failures.min(8)).min(MAX_BACKOFF);

@@ -55,8 +55,8 @@ pub use yaml::{MAX_TEXT, parse};
 /// Returns the tree, and remarks about values that failed to override those of earlier files.
 ///
 /// # Errors
-/// Returns an error if there is nothing to read, a file is unreadable or not YAML, a key is a list in one file and a map
-/// in another, or what was announced cannot be read.
+/// Returns an error if there is nothing to read, a file is unreadable or not YAML, a key is a list in one file and a
+/// map in another, or what was announced cannot be read.
 pub fn load(path: &Path) -> Result<(Value, Vec<Remark>), Error> {
     let (mut tree, remarks) = merge::read(path)?;
     announced::add_to(&mut tree)?;

@@ -20,7 +20,8 @@ pub struct Operation {
     pub raise_priority: bool,
     /// User to run as once the system is set up: a name, or `UID:GID`.
     pub user: Option<String>,
-    /// Folder of the files that this host enrolled with (`pki.enrolment`); `None`: somebody else renews the certificate.
+    /// Folder of the files that this host enrolled with (`pki.enrolment`); `None`: somebody else renews the
+    /// certificate.
     pub enrolment: Option<PathBuf>,
 }
 

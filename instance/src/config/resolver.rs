@@ -19,7 +19,8 @@ pub struct Resolver {
 }
 
 impl Resolver {
-    /// `Ok(None)` without a domain. `own` are this host's overlay addresses, and `lighthouses` those of the lighthouses.
+    /// `Ok(None)` without a domain. `own` are this host's overlay addresses, and `lighthouses` those of the
+    /// lighthouses.
     pub(super) fn read(section: &Section<'_>, own: &[IpAddr], lighthouses: &[IpAddr]) -> Result<Option<Self>, Refused> {
         let Some(domain) = domain(section, DOMAIN)? else { return Ok(None) };
         let listen = match section.string(LISTEN) {

@@ -1,6 +1,6 @@
-//! Enrolment of a lighthouse in Kubernetes: the proof is the service-account token of its pod, for the first certificate and
-//! for each renewal. The service finds its name, its overlay address and where it is reached by the pod, so there is
-//! nothing to configure, and a pod that comes back on another node is announced there.
+//! Enrolment of a lighthouse in Kubernetes: the proof is the service-account token of its pod, for the first
+//! certificate and for each renewal. The service finds its name, its overlay address and where it is reached by the
+//! pod, so there is nothing to configure, and a pod that comes back on another node is announced there.
 
 use std::num::NonZeroU16;
 use std::path::PathBuf;
@@ -33,9 +33,9 @@ impl Workload {
     }
 }
 
-/// Gets a certificate for the pod whose token is in the token file of `access`, and writes its files. Can be run again at
-/// any time. Retries for up to `within` while the service does not answer, or does not know the pod's address yet;
-/// `on_retry` hears why.
+/// Gets a certificate for the pod whose token is in the token file of `access`, and writes its files. Can be run
+/// again at any time. Retries for up to `within` while the service does not answer, or does not know the pod's
+/// address yet; `on_retry` hears why.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read or written, if the CA refuses, or if it did not answer in time.

@@ -138,7 +138,8 @@ pub fn enrol(
 /// Like [`enrol`], at the service of a join token, once that service has proven to hold the pinned key.
 ///
 /// # Errors
-/// Fails like [`enrol`], or if the token is bound to another key or another service answers; nothing is sent to that one.
+/// Fails like [`enrol`], or if the token is bound to another key or another service answers; nothing is sent to that
+/// one.
 pub fn join(token: &JoinToken, files: &Files, limits: &Limits, now: UnixTime) -> Result<Enrolled, Error> {
     let limits = Limits { overlay: token.networks().to_vec(), ..limits.clone() };
     limits.check_overlay(token.networks())?;

@@ -5,8 +5,8 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 
-/// Returns the arguments from the one with this number on, and overwrites them where others see them. Best called before
-/// anything else: until then they can be read.
+/// Returns the arguments from the one with this number on, and overwrites them where others see them. Best called
+/// before anything else: until then they can be read.
 #[must_use]
 pub fn take(first: usize) -> Vec<String> {
     let words = std::env::args_os().skip(first).map(|word| word.to_string_lossy().into_owned()).collect();

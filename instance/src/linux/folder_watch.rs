@@ -15,8 +15,8 @@ use crate::linux::netns::{self, Namespace};
 pub(crate) struct FolderWatch(Inotify);
 
 impl FolderWatch {
-    /// Starts to watch `folder`. The queue counts as one of `user`, if there is one: root may have 128 of them by default,
-    /// and the container runtime and the kubelet need theirs.
+    /// Starts to watch `folder`. The queue counts as one of `user`, if there is one: root may have 128 of them by
+    /// default, and the container runtime and the kubelet need theirs.
     ///
     /// # Errors
     /// Returns an error if that user has too many already, or there is no such folder.

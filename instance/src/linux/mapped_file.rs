@@ -70,8 +70,8 @@ impl Deref for MappedFile {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the mapping has `len` readable bytes and lives as long as `self`. Its owner never changes the file, but
-        // replaces it; whatever the bytes are, they are checked where they are used.
+        // SAFETY: the mapping has `len` readable bytes and lives as long as `self`. Its owner never changes the file,
+        // but replaces it; whatever the bytes are, they are checked where they are used.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }

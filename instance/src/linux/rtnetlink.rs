@@ -19,7 +19,8 @@ pub struct LinkRoute {
     pub mtu: Option<u32>,
     /// Metric; 0 uses the kernel's default.
     pub metric: u32,
-    /// Source address. In the main table only for the route to an overlay network that the kernel usually adds by itself.
+    /// Source address. In the main table only for the route to an overlay network that the kernel usually adds by
+    /// itself.
     pub source: Option<IpAddr>,
     /// Routing table.
     pub table: u32,

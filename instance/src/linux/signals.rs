@@ -47,7 +47,8 @@ impl AsFd for Arrived {
 }
 
 /// Lets SIGTERM and SIGINT end this process where it is the first of a container, as they end any other: the kernel
-/// spares the first process of a pid namespace every signal that it does not handle. Call it before starting any thread.
+/// spares the first process of a pid namespace every signal that it does not handle. Call it before starting any
+/// thread.
 ///
 /// # Errors
 /// Returns an error if the system refuses to block signals or to start a thread.

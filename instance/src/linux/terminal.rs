@@ -22,8 +22,8 @@ pub fn ask_silently(prompt: &str, most: usize) -> io::Result<Option<Zeroizing<St
     line.map(Some)
 }
 
-/// The terminal on standard input without echo and line editing, which limits lines to 4095 bytes; dropping this restores
-/// its settings.
+/// The terminal on standard input without echo and line editing, which limits lines to 4095 bytes; dropping this
+/// restores its settings.
 struct Silent {
     input: Stdin,
     before: Termios,

@@ -248,8 +248,8 @@ impl DataPath {
         }
     }
 
-    /// Goes on with `new` in place of `old`, but for what needs another start and for the device, which this process may no
-    /// longer change. Live flows are judged again by the new rules. A path that is closed stays so.
+    /// Goes on with `new` in place of `old`, but for what needs another start and for the device, which this process
+    /// may no longer change. Live flows are judged again by the new rules. A path that is closed stays so.
     pub(crate) fn reconfigure(&mut self, new: &Settings, old: &Settings, is_open: bool) {
         self.set_lighthouses(new);
         let Some(handle) = self.handle() else { return };

@@ -33,7 +33,8 @@ pub(crate) enum Event {
     DriverEnded(Result<(), nebula_core::io::Error>),
 }
 
-/// Receives events of other threads, and polls signals, links, the folder of the cluster table and status clients itself.
+/// Receives events of other threads, and polls signals, links, the folder of the cluster table and status clients
+/// itself.
 pub(crate) struct EventQueue {
     events: Receiver<Event>,
     /// Semaphore whose value is the number of queued events.

@@ -42,8 +42,8 @@ impl Launch {
     }
 }
 
-/// The launch file of a running instance, which stays open: once the instance is confined, it cannot be opened again. The
-/// plugin writes other settings of the tunnel into it and sends SIGHUP.
+/// The launch file of a running instance, which stays open: once the instance is confined, it cannot be opened again.
+/// The plugin writes other settings of the tunnel into it and sends SIGHUP.
 #[derive(Debug)]
 pub(crate) struct OpenLaunch {
     file: File,

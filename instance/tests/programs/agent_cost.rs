@@ -1,8 +1,9 @@
-//! What the node agent costs beside a real containerd: memory and CPU time at rest, and the time that a pod's ADD takes.
+//! What the node agent costs beside a real containerd: memory and CPU time at rest, and the time that a pod's ADD
+//! takes.
 //!
-//! `COST_PODS` (30) is the number of pods on the node; `ADD_PODS` (30) are started one after the other with the agent and
-//! as many without it. Bars are asserted with programs of a release build. What is a time may be `COST_SLACK` (2) times its
-//! bar: on an idle machine a factor of 1 should be enough, but this one may be shared.
+//! `COST_PODS` (30) is the number of pods on the node; `ADD_PODS` (30) are started one after the other with the agent
+//! and as many without it. Bars are asserted with programs of a release build. What is a time may be `COST_SLACK` (2)
+//! times its bar: on an idle machine a factor of 1 should be enough, but this one may be shared.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 

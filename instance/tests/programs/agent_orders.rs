@@ -1,8 +1,9 @@
 //! Everything that happens while a node starts, in random orders, beside a real containerd: whatever the order, every
-//! enrolled pod is protected in the end, and none ever sends in clear once it has its tunnel. A pod that starts while the
-//! runtime has our entry loaded does not send in clear at all: its sandbox sends from its first instruction on.
+//! enrolled pod is protected in the end, and none ever sends in clear once it has its tunnel. A pod that starts while
+//! the runtime has our entry loaded does not send in clear at all: its sandbox sends from its first instruction on.
 //!
-//! `AGENT_ORDERS` (10) is the number of orders; `AGENT_SEED` repeats a run. What "in clear" means says `world/clear.rs`.
+//! `AGENT_ORDERS` (10) is the number of orders; `AGENT_SEED` repeats a run. What "in clear" means says
+//! `world/clear.rs`.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
@@ -30,8 +31,8 @@ const LISTENED: Duration = Duration::from_millis(500);
 /// What each sandbox runs.
 const TALK: &str = "while :; do /bin/busybox ping -q -i 0.3 10.42.255.1; /bin/busybox sleep 0.1; done";
 
-/// What happens in each order, and the first order itself: its first pod starts before the runtime has our entry, and is
-/// attached in place. What cannot happen at its turn, such as the end of a process that does not run, is left out.
+/// What happens in each order, and the first order itself: its first pod starts before the runtime has our entry, and
+/// is attached in place. What cannot happen at its turn, such as the end of a process that does not run, is left out.
 const STEPS: [Step; 13] = [
     Step::PrimaryWrites,
     Step::ContainerdRestarts,
@@ -255,8 +256,8 @@ impl Site {
         self.cri.remove(&pod.id).unwrap_or_else(|error| panic!("{error}\n{}", self.logs()));
     }
 
-    /// Everything that belongs on a node is there now: it becomes ready, one more pod starts, every pod gets its tunnel, and
-    /// all reach each other.
+    /// Everything that belongs on a node is there now: it becomes ready, one more pod starts, every pod gets its
+    /// tunnel, and all reach each other.
     fn come_to_rest(&mut self) {
         self.happen(Step::PrimaryWrites);
         self.happen(Step::CaReturns);

@@ -1,6 +1,7 @@
-//! The node agent where a systemd is the first process and runs the instances as units. `./test systemd` runs these tests
-//! inside the namespaces of one, as `tests/tools/systemd-ns.sh sh DIR TEST` does after `tests/tools/systemd-ns.sh start DIR`.
-//! TMPDIR must name a folder outside /tmp and /run, of which units have private ones.
+//! The node agent where a systemd is the first process and runs the instances as units. `./test systemd` runs these
+//! tests inside the namespaces of one, as `tests/tools/systemd-ns.sh sh DIR TEST` does after
+//! `tests/tools/systemd-ns.sh start DIR`. TMPDIR must name a folder outside /tmp and /run, of which units have
+//! private ones.
 
 use crate::agent::{self, Prepared};
 use crate::agent_orders::in_random_orders;

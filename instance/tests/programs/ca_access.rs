@@ -1,4 +1,5 @@
-//! How pods reach the CA: what can never work fails at once, a replaced token costs nothing, and lighthouses are followed.
+//! How pods reach the CA: what can never work fails at once, a replaced token costs nothing, and lighthouses are
+//! followed.
 
 use crate::world;
 

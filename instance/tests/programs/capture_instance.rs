@@ -1,7 +1,7 @@
 //! The instance of a captured pod: how it follows the cluster table, and what becomes of a flow by what the table says.
 //!
-//! The pods are on a bridge of their node, and no node has a route to the pods of the other: what reaches one there went
-//! through the tunnel. What the plugin does in the pod and what the agent writes is done here.
+//! The pods are on a bridge of their node, and no node has a route to the pods of the other: what reaches one there
+//! went through the tunnel. What the plugin does in the pod and what the agent writes is done here.
 
 use crate::world;
 
@@ -35,8 +35,8 @@ const DB: &str = "10.244.2.2";
 /// Nobody else on this machine.
 const USER: u32 = 913_377;
 
-/// Two nodes: `web` on the first one and `db` on the second one are captured, `plain` and `stranger` on the first one are
-/// not enrolled.
+/// Two nodes: `web` on the first one and `db` on the second one are captured, `plain` and `stranger` on the first one
+/// are not enrolled.
 struct Town {
     cluster: Cluster,
     nodes: [Node; 2],

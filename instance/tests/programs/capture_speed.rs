@@ -1,5 +1,6 @@
-//! What TCP through a Service costs between captured pods on two nodes, beside the same pods' path without capture, without a
-//! tunnel, and through a tunnel of Go Nebula between the nodes. `benches/service` runs it for long enough to mean something.
+//! What TCP through a Service costs between captured pods on two nodes, beside the same pods' path without capture,
+//! without a tunnel, and through a tunnel of Go Nebula between the nodes. `benches/service` runs it for long enough
+//! to mean something.
 
 use crate::world;
 

@@ -1,5 +1,5 @@
-//! Tunnels outlive whoever attached or repaired them: the container of a node agent ends with its control groups and everything
-//! in them.
+//! Tunnels outlive whoever attached or repaired them: the container of a node agent ends with its control groups and
+//! everything in them.
 
 use std::fs;
 use std::time::Duration;

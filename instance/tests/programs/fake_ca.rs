@@ -1,5 +1,5 @@
-//! A CA service for one host, or for the pods of one node, without a ledger, in the process of the test: it needs no privileges
-//! and no other program.
+//! A CA service for one host, or for the pods of one node, without a ledger, in the process of the test: it needs no
+//! privileges and no other program.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

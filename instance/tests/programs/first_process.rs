@@ -1,5 +1,5 @@
-//! Programs as the first process of a container, which the kernel spares every signal that they do not handle: each ends
-//! promptly when its pod is deleted, whatever it waits for.
+//! Programs as the first process of a container, which the kernel spares every signal that they do not handle: each
+//! ends promptly when its pod is deleted, whatever it waits for.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 

@@ -503,8 +503,8 @@ fn gateway_of(site: &Site, address: &str) -> (String, u64) {
     (found["state"].as_str().expect("a state").to_owned(), found["flows"].as_u64().expect("a number"))
 }
 
-/// A stream through a gateway of this program goes on by the other one when the program is killed. The stream then stays
-/// there, also when its own gateway is back.
+/// A stream through a gateway of this program goes on by the other one when the program is killed. The stream then
+/// stays there, also when its own gateway is back.
 fn a_stream_outlives_its_gateway(gateway: &Path, name: &str) {
     let mut site = Site::new(1);
     site.add_machine();

@@ -1,4 +1,5 @@
-//! Relays that hosts choose among the members of a group: ours with two relays of Go Nebula, and ours as relay of Go hosts.
+//! Relays that hosts choose among the members of a group: ours with two relays of Go Nebula, and ours as relay of Go
+//! hosts.
 //!
 //! The two ends have no route to each other, so everything that arrives came through a relay.
 

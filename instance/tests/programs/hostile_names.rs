@@ -1,5 +1,5 @@
-//! Names and groups in certificates with line feeds, colours and characters that nobody sees: what `nebula ctl` and the log
-//! print of them stays what this host says, and one line. On loopback, without devices or privileges.
+//! Names and groups in certificates with line feeds, colours and characters that nobody sees: what `nebula ctl` and
+//! the log print of them stays what this host says, and one line. On loopback, without devices or privileges.
 
 use std::process::Command;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! `nebula up` on a host whose other users watch the list of processes: whoever reads a join token there and is quicker has
-//! the host's place in the network.
+//! `nebula up` on a host whose other users watch the list of processes: whoever reads a join token there and is
+//! quicker has the host's place in the network.
 
 use std::fs::File;
 use std::io::{Read, Write};

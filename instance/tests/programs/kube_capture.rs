@@ -1,10 +1,11 @@
-//! The cluster's own traffic in the tunnels, in a real two-node cluster: API server, controllers, kubelets and kube-proxy,
-//! with what the chart makes of `.ci/chart/capture-values.yaml`. `./test kube` runs it where a build of Kubernetes is
-//! available.
+//! The cluster's own traffic in the tunnels, in a real two-node cluster: API server, controllers, kubelets and
+//! kube-proxy, with what the chart makes of `.ci/chart/capture-values.yaml`. `./test kube` runs it where a build of
+//! Kubernetes is available.
 //!
-//! Cluster DNS is dnsmasq in the network namespace of a pod of `kube-system`, with the names that the test gives it. Programs in
-//! pods are threads of the test in the pods' network namespaces, and web servers in their containers. Pods and Services have both
-//! families, which release 1.20 has behind a feature gate; nodes speak IPv6 to each other for pods only.
+//! Cluster DNS is dnsmasq in the network namespace of a pod of `kube-system`, with the names that the test gives it.
+//! Programs in pods are threads of the test in the pods' network namespaces, and web servers in their containers.
+//! Pods and Services have both families, which release 1.20 has behind a feature gate; nodes speak IPv6 to each other
+//! for pods only.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 

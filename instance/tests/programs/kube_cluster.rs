@@ -1,6 +1,6 @@
-//! A real two-node cluster: API server, controllers, scheduler, kubelets and containerd. What `deploy/kubernetes` has is
-//! applied with one command; pods of before and after it reach each other in their tunnels; uninstalled, it leaves nothing.
-//! `./test kube` runs it where a build of Kubernetes is available.
+//! A real two-node cluster: API server, controllers, scheduler, kubelets and containerd. What `deploy/kubernetes` has
+//! is applied with one command; pods of before and after it reach each other in their tunnels; uninstalled, it leaves
+//! nothing. `./test kube` runs it where a build of Kubernetes is available.
 //!
 //! There is no kube-proxy and no cluster DNS: two rules and a line in `hosts` stand for them. Release 1.20 knows
 //! disruption budgets as v1beta1.
@@ -17,7 +17,8 @@ use serde_json::json;
 use crate::world::clear::Listener;
 use crate::world::kube::{NAMESPACE, Nodes, text};
 
-/// The manifests as `kubectl apply -k deploy/kubernetes` has them, for release 1.20 and with the namespace `shop` enrolled.
+/// The manifests as `kubectl apply -k deploy/kubernetes` has them, for release 1.20 and with the namespace `shop`
+/// enrolled.
 fn manifests() -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kubernetes");
     let built = Command::new("kubectl").arg("kustomize").arg(folder).output().expect("kubectl runs");

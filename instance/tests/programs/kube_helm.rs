@@ -1,8 +1,9 @@
-//! The chart in the hands of Helm itself (its own packages, `tests/tools/helm.py`), with its hooks: installed, upgraded, not
-//! removed while a pod needs it, and removed. `./test kube` runs it where a build of Kubernetes is available.
+//! The chart in the hands of Helm itself (its own packages, `tests/tools/helm.py`), with its hooks: installed,
+//! upgraded, not removed while a pod needs it, and removed. `./test kube` runs it where a build of Kubernetes is
+//! available.
 //!
-//! The chart asks for Kubernetes 1.25. The cluster is of release 1.20, so a copy of the chart is used that allows it and has
-//! disruption budgets as v1beta1.
+//! The chart asks for Kubernetes 1.25. The cluster is of release 1.20, so a copy of the chart is used that allows it
+//! and has disruption budgets as v1beta1.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
@@ -147,7 +148,8 @@ fn helm_installs_and_upgrades_and_uninstalls_once_no_pod_needs_it() {
     assert!(log.contains("`lives`"), "{log}");
     assert_eq!(ca_pod(), before, "the CA goes on");
 
-    // The hook names the pods that hold it up, and gives up at last; everything else stays, and the agents come back with the release.
+    // The hook names the pods that hold it up, and gives up at last; everything else stays, and the agents come back
+    // with the release.
     let uninstalling = helm.start(&["uninstall"]);
     let (mut said, until) = (String::new(), Instant::now() + Duration::from_secs(60));
     while !(said.contains("shop/web") && said.contains("other/late")) {

@@ -1,7 +1,8 @@
-//! What happens on a node of a real cluster, in random orders: its kubelet and its agent end, it reboots, the primary rewrites its
-//! file, the CA is away, pods come and go. Every enrolled pod reaches its peer in the end, and none ever sends a packet in clear: pods
-//! talk from their first instruction on, and every link of the node is captured. `./test kube` runs it where a build of
-//! Kubernetes is available; `agent_orders` has many more orders beside containerd alone.
+//! What happens on a node of a real cluster, in random orders: its kubelet and its agent end, it reboots, the primary
+//! rewrites its file, the CA is away, pods come and go. Every enrolled pod reaches its peer in the end, and none ever
+//! sends a packet in clear: pods talk from their first instruction on, and every link of the node is captured.
+//! `./test kube` runs it where a build of Kubernetes is available; `agent_orders` has many more orders beside
+//! containerd alone.
 //!
 //! `KUBE_ORDERS` (3) is the number of orders; `KUBE_SEED` repeats a run.
 

@@ -1,7 +1,7 @@
 //! How long a pod of one node takes to start, what many cost, and whether a hundred that start at once come up.
 //!
-//! `LATENCY_PODS` (30) are measured and may take `LATENCY_SLACK` (2) times their limits: on an idle machine a factor of 1
-//! is enough, but this one may be shared. `STORM_PODS` (120) start at once.
+//! `LATENCY_PODS` (30) are measured and may take `LATENCY_SLACK` (2) times their limits: on an idle machine a factor
+//! of 1 is enough, but this one may be shared. `STORM_PODS` (120) start at once.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
@@ -140,7 +140,8 @@ fn all_pods_of_a_node_that_starts_at_once_come_up() {
     nothing_is_left(&cluster, &node);
 }
 
-/// As a kubelet does that starts: `STORM_PODS` (120) with a container each, `STORM_ROUNDS` (1) times without us and with us.
+/// As a kubelet does that starts: `STORM_PODS` (120) with a container each, `STORM_ROUNDS` (1) times without us and
+/// with us.
 #[test]
 #[ignore = "needs root, containerd, the shared CRI tools and a release build; prints figures"]
 fn pods_of_containerd_that_start_at_once_take_little_longer_than_without_us() {

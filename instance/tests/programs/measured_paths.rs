@@ -1,5 +1,5 @@
-//! Hosts with several underlays between them (LAN and VPN, IPv4 and IPv6): paths are measured on real kernels, ours with
-//! each other and with Go Nebula as peer, relay and lighthouse.
+//! Hosts with several underlays between them (LAN and VPN, IPv4 and IPv6): paths are measured on real kernels, ours
+//! with each other and with Go Nebula as peer, relay and lighthouse.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
@@ -100,7 +100,8 @@ firewall:
         self.world.start(host, binary, &["-config", &path]);
     }
 
-    /// What `nebula ctl tunnel` on `host` says about the tunnel to `peer` that carries packets, and about what is known of it.
+    /// What `nebula ctl tunnel` on `host` says about the tunnel to `peer` that carries packets, and about what is
+    /// known of it.
     fn tunnel(&self, host: &str, peer: &str) -> (Value, Value) {
         let socket = self.world.dir().join(format!("{host}.sock"));
         let peer = overlay(self.numbers[peer]);
@@ -150,8 +151,8 @@ fn endpoint(n: u8, end: u8) -> String {
     if n % 2 == 1 { format!("[fd00:9:{n}::{end}]:4242") } else { format!("10.9.{n}.{end}:4242") }
 }
 
-/// The best of three paths carries a TCP stream and a ping every 10 ms. Delays are exchanged: both follow and lose nothing. A cut
-/// cable is left.
+/// The best of three paths carries a TCP stream and a ping every 10 ms. Delays are exchanged: both follow and lose
+/// nothing. A cut cable is left.
 #[test]
 #[ignore = "needs root, network namespaces and the Go peers in target/peers"]
 fn two_of_ours_use_the_fastest_of_three_networks_and_change_it_without_loss() {
@@ -196,7 +197,8 @@ fn two_of_ours_use_the_fastest_of_three_networks_and_change_it_without_loss() {
     assert_eq!(flow.broken(), None);
 }
 
-/// Go moves its end to wherever a datagram comes from, so ours does not probe it by other paths; but it leaves a silent one.
+/// Go moves its end to wherever a datagram comes from, so ours does not probe it by other paths; but it leaves a
+/// silent one.
 #[test]
 #[ignore = "needs root, network namespaces and the Go peers in target/peers"]
 fn a_tunnel_with_go_1_11_never_flaps_and_leaves_a_silent_path() {
@@ -221,7 +223,8 @@ fn a_tunnel_with_go_1_11_never_flaps_and_leaves_a_silent_path() {
     assert_eq!(site.changes("a", "b", Duration::from_secs(4)), 0);
 }
 
-/// Two Go relays lead to a Go peer, one of them by a longer way. The shorter one is used; when it is killed, the other one.
+/// Two Go relays lead to a Go peer, one of them by a longer way. The shorter one is used; when it is killed, the
+/// other one.
 #[test]
 #[ignore = "needs root, network namespaces and the Go peers in target/peers"]
 fn the_shorter_of_two_go_1_11_relays_is_used_and_the_other_when_it_is_killed() {
@@ -273,7 +276,8 @@ fn the_shorter_of_two_go_1_11_relays_is_used_and_the_other_when_it_is_killed() {
     assert!(flow.silence().1 < Duration::from_secs(15), "{:?}\n{}", flow.silence(), site.world.all_logs());
 }
 
-/// A host with 24 addresses besides its first: what a lighthouse of Go and of ours tells about them, and that Go can use the list.
+/// A host with 24 addresses besides its first: what a lighthouse of Go and of ours tells about them, and that Go can
+/// use the list.
 #[test]
 #[ignore = "needs root, network namespaces and the Go peers in target/peers"]
 fn a_go_1_11_lighthouse_names_twenty_of_many_addresses_and_ours_names_all() {

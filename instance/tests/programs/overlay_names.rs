@@ -1,5 +1,5 @@
-//! Names of the overlay on a host with systemd-resolved, or with openresolv and dnsmasq: its programs resolve them like any other
-//! name, also while the lighthouse is away, and nothing stays behind when the daemon is killed.
+//! Names of the overlay on a host with systemd-resolved, or with openresolv and dnsmasq: its programs resolve them
+//! like any other name, also while the lighthouse is away, and nothing stays behind when the daemon is killed.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
@@ -40,8 +40,8 @@ until [[ -S /run/dbus/system_bus_socket ]]; do sleep 0.05; done
 \"$0\" &
 wait";
 
-/// openresolv and a dnsmasq that it configures, in a mount namespace with a /run and a /etc of their own. openresolv restarts dnsmasq
-/// when other domains have other servers. What it does not know goes to 192.0.2.3.
+/// openresolv and a dnsmasq that it configures, in a mount namespace with a /run and a /etc of their own. openresolv
+/// restarts dnsmasq when other domains have other servers. What it does not know goes to 192.0.2.3.
 const OPENRESOLV: &str = "set -e
 mount -t tmpfs none /run
 mkdir -p /run/dnsmasq /run/etc/upper /run/etc/work
@@ -280,8 +280,8 @@ fn with_openresolv_only_the_domain_is_asked_of_the_daemon_and_nothing_stays_behi
     // openresolv has restarted dnsmasq, which may not run yet.
     site.until("another name", || site.address("other.example").as_deref() == Some("198.51.100.9"));
 
-    // Without a local resolver that chooses servers by domain, the host's configuration stays as it is, and a log line says what
-    // to do.
+    // Without a local resolver that chooses servers by domain, the host's configuration stays as it is, and a log
+    // line says what to do.
     let file = site.file("/etc/resolvconf.conf").replace("name_servers=127.0.0.1\n", "");
     let plain = site.world.write("resolvconf.conf", &file).display().to_string();
     site.inside(&["cp", &plain, "/etc/resolvconf.conf"]).expect("another configuration");

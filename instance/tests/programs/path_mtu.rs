@@ -1,7 +1,8 @@
-//! Paths that carry less than the overlay's MTU and do not say so: our `nebula`, beside ours and Go Nebula, on real kernels.
+//! Paths that carry less than the overlay's MTU and do not say so: our `nebula`, beside ours and Go Nebula, on real
+//! kernels.
 //!
-//! Hosts: `a` and `b`, with two routers between them that send no ICMP errors. What does not fit into the link between the
-//! routers vanishes.
+//! Hosts: `a` and `b`, with two routers between them that send no ICMP errors. What does not fit into the link
+//! between the routers vanishes.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
@@ -144,8 +145,8 @@ firewall:
         answer["peers"][0]["mtu"].as_u64()
     }
 
-    /// Waits until `a`, which sends a little all the while, knows this MTU; panics if it takes longer than `within`. A path
-    /// that is not in use is not examined.
+    /// Waits until `a`, which sends a little all the while, knows this MTU; panics if it takes longer than `within`.
+    /// A path that is not in use is not examined.
     fn until_mtu(&self, mtu: std::ops::RangeInclusive<u64>, within: Duration) {
         let until = Instant::now() + within;
         while !self.mtu().is_some_and(|known| mtu.contains(&known)) {
@@ -192,8 +193,8 @@ fn a_megabyte_passes_a_black_hole_to_and_from_go() {
     PATHS.iter().for_each(|(path, device)| a_megabyte_passes(Some("sid"), *path, *device));
 }
 
-/// Go Nebula before 1.11 panics at a test request whose body is longer than 16 bytes. There is no package of 1.10: whoever has
-/// built it puts it into `target/peers/v1.10.3/usr/bin` and runs this test with `GO_1_10=v1.10.3`.
+/// Go Nebula before 1.11 panics at a test request whose body is longer than 16 bytes. There is no package of 1.10:
+/// whoever has built it puts it into `target/peers/v1.10.3/usr/bin` and runs this test with `GO_1_10=v1.10.3`.
 #[test]
 #[ignore = "needs root, network namespaces and Go Nebula"]
 fn releases_of_go_that_do_not_survive_long_probes_are_sent_none() {

@@ -18,7 +18,8 @@ const SOON: Duration = Duration::from_secs(15);
 pub(crate) const NOBODY: u32 = 65_534;
 const HOSTS: [&str; 3] = ["d", "g", "p"];
 
-/// `d`: our daemon and lighthouse at 10.77.0.1, `g`: Go at 10.77.0.2, `p`: the proxy at 10.77.0.3. `p` and `g` know only the lighthouse.
+/// `d`: our daemon and lighthouse at 10.77.0.1, `g`: Go at 10.77.0.2, `p`: the proxy at 10.77.0.3. `p` and `g` know
+/// only the lighthouse.
 pub(crate) fn network() -> World {
     let mut world = World::new();
     let underlay = HOSTS.map(|name| world.host(name));

@@ -1,4 +1,5 @@
-//! The daemon and the child that renews its certificate: a missing, hostile or killed `nebula-enrol`, and a killed daemon.
+//! The daemon and the child that renews its certificate: a missing, hostile or killed `nebula-enrol`, and a killed
+//! daemon.
 
 use crate::loopback;
 use crate::world::cluster::alive;

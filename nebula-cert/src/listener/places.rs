@@ -44,8 +44,8 @@ impl Places {
         Arc::new(Self { most, table: Mutex::default() })
     }
 
-    /// Returns a place for a new connection. `end` is called, by whoever takes the place, when the connection has to end;
-    /// it must not block. `None`: this connection is the one that must end.
+    /// Returns a place for a new connection. `end` is called, by whoever takes the place, when the connection has to
+    /// end; it must not block. `None`: this connection is the one that must end.
     #[must_use]
     pub fn admit(self: &Arc<Self>, source: Source, end: impl FnOnce() + Send + 'static) -> Option<Place> {
         let mut table = self.table();

@@ -16,8 +16,9 @@ pub(crate) fn hosts<const COUNT: usize>() -> Result<[(UdpSocket, Config); COUNT]
     named(names.each_ref().map(String::as_str))
 }
 
-/// Sockets on loopback and configurations for hosts with these names and the addresses 10.42.0.NUMBER and fd42::NUMBER, in the group `example`.
-/// They know each other and allow everything. Each may be a gateway to 172.20.NUMBER.0/24.
+/// Sockets on loopback and configurations for hosts with these names and the addresses 10.42.0.NUMBER and
+/// fd42::NUMBER, in the group `example`. They know each other and allow everything. Each may be a gateway to
+/// 172.20.NUMBER.0/24.
 pub(crate) fn named<const COUNT: usize>(names: [&str; COUNT]) -> Result<[(UdpSocket, Config); COUNT], Box<dyn Error>> {
     let key = SigningKey::generate(Curve::Curve25519)?;
     let authority =

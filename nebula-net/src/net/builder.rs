@@ -99,16 +99,18 @@ impl Builder {
         self
     }
 
-    /// Decides which peers may connect, by their certificates, before their SYN is answered. Hosts in networks behind another node are
-    /// refused then. The firewall of the configuration comes first. It runs between packets, so it must be quick.
+    /// Decides which peers may connect, by their certificates, before their SYN is answered. Hosts in networks behind
+    /// another node are refused then. The firewall of the configuration comes first. It runs between packets, so it
+    /// must be quick.
     pub fn allow(mut self, allow: impl Fn(&VerifiedCertificate) -> bool + Send + Sync + 'static) -> Self {
         self.allow = Some(Arc::new(allow));
         self
     }
 
-    /// Ends a connection with [`TimedOut`](io::ErrorKind::TimedOut) as soon as the node gives the tunnel to its peer up: the peer stopped
-    /// answering, or its certificate is no longer valid. Otherwise the connection waits for the peer to return, as TCP does. The node
-    /// asks a silent peer only while packets are sent to it: who only reads needs [`TcpOptions::keepalive`], too. Default: false.
+    /// Ends a connection with [`TimedOut`](io::ErrorKind::TimedOut) as soon as the node gives the tunnel to its peer
+    /// up: the peer stopped answering, or its certificate is no longer valid. Otherwise the connection waits for the
+    /// peer to return, as TCP does. The node asks a silent peer only while packets are sent to it: who only reads
+    /// needs [`TcpOptions::keepalive`], too. Default: false.
     pub fn end_with_tunnel(mut self, ends: bool) -> Self {
         self.ends_with_tunnel = ends;
         self
@@ -132,8 +134,8 @@ impl Builder {
         self
     }
 
-    /// Addresses on the underlay to advertise to lighthouses, beside the one that they see. Default: those that the interfaces have at the
-    /// start, or none if the socket is bound to one address. Later ones are told by
+    /// Addresses on the underlay to advertise to lighthouses, beside the one that they see. Default: those that the
+    /// interfaces have at the start, or none if the socket is bound to one address. Later ones are told by
     /// [`Node::set_local_addresses`](nebula_core::Node::set_local_addresses).
     pub fn local_addresses(mut self, addresses: Vec<LocalAddress>) -> Self {
         self.local_addresses = Some(addresses);
@@ -157,7 +159,8 @@ impl Builder {
     /// Starts the node as a task of the tokio runtime that this is called in.
     ///
     /// # Errors
-    /// Returns an error if the configuration contradicts itself, no certificate of the identity is valid now, or the socket cannot be opened.
+    /// Returns an error if the configuration contradicts itself, no certificate of the identity is valid now, or the
+    /// socket cannot be opened.
     ///
     /// # Panics
     /// Panics outside of a tokio runtime with time and IO enabled.

@@ -13,8 +13,8 @@ use super::clock;
 use crate::stack::Flow;
 use crate::tcp::Error;
 
-/// Why a peer cannot be reached: the source of the [`io::Error`] that [`Net::dial`](crate::Net::dial) and [`Net::up`](crate::Net::up)
-/// return.
+/// Why a peer cannot be reached: the source of the [`io::Error`] that [`Net::dial`](crate::Net::dial) and
+/// [`Net::up`](crate::Net::up) return.
 ///
 /// ```
 /// # fn log(error: &std::io::Error) {
@@ -73,7 +73,8 @@ pub enum Unreached {
         /// The reason with every detail.
         text: String,
     },
-    /// There is a tunnel to the peer, but nobody answers the SYN: the firewall of the peer may drop it, or the host behind it is gone.
+    /// There is a tunnel to the peer, but nobody answers the SYN: the firewall of the peer may drop it, or the host
+    /// behind it is gone.
     #[error("there is a tunnel to {peer}, but nobody answers at port {port}: does the peer's firewall let it in?")]
     Silent {
         /// The peer.

@@ -347,8 +347,8 @@ fn is_gone(reason: &TunnelDownReason) -> bool {
     matches!(reason, TunnelDownReason::Dead | TunnelDownReason::CertificateInvalid | TunnelDownReason::PeerReplaced)
 }
 
-/// Sends the datagrams of an output, or keeps them until the socket takes more. Their number is bounded: nothing new is sent
-/// then, and what is received asks for a few datagrams at most.
+/// Sends the datagrams of an output, or keeps them until the socket takes more. Their number is bounded: nothing new
+/// is sent then, and what is received asks for a few datagrams at most.
 fn send_out(output: Output<'_>, socket: &mut Socket, unsent: &mut VecDeque<Unsent>) {
     for batch in output.batches() {
         let sent = if unsent.is_empty() { socket.send(batch.to, batch.bytes, batch.segment_size) } else { 0 };

@@ -35,9 +35,9 @@ use crate::stack::{Counters, Stack};
 
 /// A node of the overlay inside this program. Cheap to clone; all clones are the same node.
 ///
-/// The node ends once the program has dropped all clones, streams, listeners and sockets: what was written is delivered, for a few
-/// seconds at most, and peers are told that the node is gone. [`Net::close`] ends it at once. Whatever is asked of a node that has ended
-/// fails with [`NotConnected`](io::ErrorKind::NotConnected).
+/// The node ends once the program has dropped all clones, streams, listeners and sockets: what was written is
+/// delivered, for a few seconds at most, and peers are told that the node is gone. [`Net::close`] ends it at once.
+/// Whatever is asked of a node that has ended fails with [`NotConnected`](io::ErrorKind::NotConnected).
 ///
 /// ```no_run
 /// # async fn run(config: nebula_net::Config) -> Result<(), Box<dyn std::error::Error>> {
@@ -89,12 +89,12 @@ impl Net {
         self.inner.shared.with(|stack, _| stack.addresses().to_vec())
     }
 
-    /// Connects to `HOST:PORT`, where the host is an overlay address, the name in the certificate of a peer with a tunnel, or a name
-    /// that the DNS of a lighthouse knows. The peer's certificate is known when this returns.
+    /// Connects to `HOST:PORT`, where the host is an overlay address, the name in the certificate of a peer with a
+    /// tunnel, or a name that the DNS of a lighthouse knows. The peer's certificate is known when this returns.
     ///
     /// # Errors
-    /// Returns an error if the name is unknown, there is no way to the peer, or it refuses or does not answer within 30 seconds. Its source
-    /// is an [`Unreached`], which tells what the node knows about the cause.
+    /// Returns an error if the name is unknown, there is no way to the peer, or it refuses or does not answer within
+    /// 30 seconds. Its source is an [`Unreached`], which tells what the node knows about the cause.
     pub async fn dial(&self, target: &str) -> io::Result<TcpStream> {
         self.dial_timeout(target, DIAL_TIMEOUT).await
     }
@@ -180,7 +180,8 @@ impl Net {
         self.inner.shared.with(|stack, _| stack.counters())
     }
 
-    /// Waits until there is a tunnel to a peer, and starts a handshake if there is none. Returns the peer's certificate.
+    /// Waits until there is a tunnel to a peer, and starts a handshake if there is none. Returns the peer's
+    /// certificate.
     ///
     /// # Errors
     /// Returns an error if nobody answers within 30 seconds, with an [`Unreached`] as its source.
@@ -222,7 +223,8 @@ impl Net {
         Err(ask.await?.into())
     }
 
-    /// What happens in the control plane from now on. A receiver that falls behind loses the oldest events and is told how many.
+    /// What happens in the control plane from now on. A receiver that falls behind loses the oldest events and is
+    /// told how many.
     #[must_use]
     pub fn events(&self) -> broadcast::Receiver<Event> {
         self.inner.shared.subscribe()
@@ -239,12 +241,12 @@ impl Net {
         self.with_engine(move |engine, now| engine.control(now, work)).await
     }
 
-    /// Edits the configuration while the node runs, and returns the parts that changed; settings that only a new start can change stay
-    /// as they were.
+    /// Edits the configuration while the node runs, and returns the parts that changed; settings that only a new
+    /// start can change stay as they were.
     ///
     /// # Errors
-    /// Returns an error of the kind [`InvalidInput`](io::ErrorKind::InvalidInput) whose source is a [`StartError`], and changes nothing, if
-    /// a node would not start with that configuration; another error if the node has ended.
+    /// Returns an error of the kind [`InvalidInput`](io::ErrorKind::InvalidInput) whose source is a [`StartError`],
+    /// and changes nothing, if a node would not start with that configuration; another error if the node has ended.
     pub async fn reconfigure(&self, change: impl FnOnce(&mut Config) + Send + 'static) -> io::Result<Vec<Part>> {
         let edited = self.with_engine(move |engine, now| {
             let mut refused = None;
@@ -276,14 +278,16 @@ impl Net {
         receiver.await.map_err(|_| ended())
     }
 
-    /// Ends the node, for all clones: connections with a reset, listeners and sockets with an error, and peers are told. What is tried
-    /// later fails with [`NotConnected`](io::ErrorKind::NotConnected). [`Net::closed`] waits until it has ended.
+    /// Ends the node, for all clones: connections with a reset, listeners and sockets with an error, and peers are
+    /// told. What is tried later fails with [`NotConnected`](io::ErrorKind::NotConnected). [`Net::closed`] waits
+    /// until it has ended.
     pub fn close(&self) {
         self.inner.shared.with(|stack, now| stack.shut(now));
         self.inner.shared.wake();
     }
 
-    /// Waits until the node has ended: because it was closed, or its runtime ended, or a closure of the program panicked in it.
+    /// Waits until the node has ended: because it was closed, or its runtime ended, or a closure of the program
+    /// panicked in it.
     pub async fn closed(&self) {
         self.inner.shared.ended().await;
     }

@@ -26,8 +26,8 @@ impl Net {
         Ok(SocketAddr::new(self.look_up(host).await?, port))
     }
 
-    /// The overlay address of a host: the name in the certificate of a peer with a tunnel, or a name that the DNS of a lighthouse
-    /// knows.
+    /// The overlay address of a host: the name in the certificate of a peer with a tunnel, or a name that the DNS of
+    /// a lighthouse knows.
     ///
     /// # Errors
     /// Returns [`NotFound`](io::ErrorKind::NotFound) if nobody knows the name, and an error if the node has ended.
@@ -38,8 +38,8 @@ impl Net {
         }
     }
 
-    /// This node, or the peer with this name in its certificate, if there is a tunnel to it. Of several peers with the name, the one
-    /// that had it first.
+    /// This node, or the peer with this name in its certificate, if there is a tunnel to it. Of several peers with
+    /// the name, the one that had it first.
     async fn named(&self, host: &str) -> io::Result<Option<IpAddr>> {
         let host = host.trim_end_matches('.').to_owned();
         let (own_name, tunnels) = self.control(|node| (node.own_name().to_owned(), node.tunnels())).await?;

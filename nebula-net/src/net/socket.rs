@@ -92,8 +92,8 @@ impl Socket {
         }
     }
 
-    /// Sends datagrams of `size` bytes (the last one may be shorter). Returns the number of bytes that were sent, less if the
-    /// kernel's buffer is full. What cannot be sent at all counts as sent, for it is lost.
+    /// Sends datagrams of `size` bytes (the last one may be shorter). Returns the number of bytes that were sent,
+    /// less if the kernel's buffer is full. What cannot be sent at all counts as sent, for it is lost.
     pub(crate) fn send(&mut self, to: SocketAddr, bytes: &[u8], size: usize) -> usize {
         let mut done = 0;
         while done < bytes.len() {
@@ -102,7 +102,8 @@ impl Socket {
             match self.send_run(to, part, size) {
                 Ok(()) => done += part.len(),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return done,
-                // The device cannot, or the path takes no datagrams of that size in a run: one by one the kernel may cut them.
+                // The device cannot, or the path takes no datagrams of that size in a run: one by one the kernel may
+                // cut them.
                 Err(error) if part.len() > size && matches!(error.raw_os_error(), Some(EIO | EMSGSIZE | EINVAL)) => {
                     self.runs = false;
                 }

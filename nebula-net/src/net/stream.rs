@@ -16,8 +16,8 @@ use super::{Inner, bound_at, ended, not_bound};
 use crate::stack::{Flow, Id};
 use crate::tcp::{Error, Keepalive};
 
-/// A TCP connection over the overlay. Dropping it closes it: what was written is still delivered, unless something that arrived was
-/// not read; then the peer gets a reset. Its functions are those of tokio's `TcpStream`.
+/// A TCP connection over the overlay. Dropping it closes it: what was written is still delivered, unless something
+/// that arrived was not read; then the peer gets a reset. Its functions are those of tokio's `TcpStream`.
 ///
 /// ```no_run
 /// # async fn run(net: nebula_net::Net) -> std::io::Result<()> {
@@ -44,8 +44,8 @@ impl TcpStream {
         Self { inner, id, resets: AtomicBool::new(false) }
     }
 
-    /// The verified certificate of the peer. `None` if the address is in a network behind another node, whose certificate does not name
-    /// the host.
+    /// The verified certificate of the peer. `None` if the address is in a network behind another node, whose
+    /// certificate does not name the host.
     #[must_use]
     pub fn peer_certificate(&self) -> Option<VerifiedCertificate> {
         self.inner.shared.with(|stack, _| stack.certificate(self.id))
@@ -77,13 +77,14 @@ impl TcpStream {
         self.inner.shared.with(|stack, _| stack.unsent(self.id))
     }
 
-    /// Ends the stream with a reset: the peer is told that it is not complete, and what was written and is on its way may be lost.
+    /// Ends the stream with a reset: the peer is told that it is not complete, and what was written and is on its way
+    /// may be lost.
     pub fn reset(self) {
         self.set_reset_on_drop(true);
     }
 
-    /// Whether dropping the stream is [`TcpStream::reset`], so that a task that is cancelled or fails does not look like one that is
-    /// done (`SO_LINGER` of zero seconds). Default: false.
+    /// Whether dropping the stream is [`TcpStream::reset`], so that a task that is cancelled or fails does not look
+    /// like one that is done (`SO_LINGER` of zero seconds). Default: false.
     pub fn set_reset_on_drop(&self, resets: bool) {
         self.resets.store(resets, Ordering::Relaxed);
     }
@@ -93,14 +94,14 @@ impl TcpStream {
         self.inner.shared.with(|stack, _| stack.set_no_delay(self.id, no_delay));
     }
 
-    /// Probes the peer when it is silent, and ends the stream with [`TimedOut`](io::ErrorKind::TimedOut) if it does not answer; `None`:
-    /// never. What all streams begin with is set by [`Builder::tcp`](crate::Builder::tcp).
+    /// Probes the peer when it is silent, and ends the stream with [`TimedOut`](io::ErrorKind::TimedOut) if it does
+    /// not answer; `None`: never. What all streams begin with is set by [`Builder::tcp`](crate::Builder::tcp).
     pub fn set_keepalive(&self, keepalive: Option<Keepalive>) {
         self.inner.shared.with(|stack, now| stack.set_keepalive(now, self.id, keepalive));
     }
 
-    /// Ends the stream with [`TimedOut`](io::ErrorKind::TimedOut) when what was written waits for the peer's acknowledgement for so long;
-    /// `None`: for a quarter of an hour.
+    /// Ends the stream with [`TimedOut`](io::ErrorKind::TimedOut) when what was written waits for the peer's
+    /// acknowledgement for so long; `None`: for a quarter of an hour.
     pub fn set_user_timeout(&self, timeout: Option<Duration>) {
         self.inner.shared.with(|stack, now| stack.set_user_timeout(now, self.id, timeout));
     }

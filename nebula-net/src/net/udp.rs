@@ -84,9 +84,9 @@ impl UdpSocket {
     /// Sends a datagram; waits while too many others do. Returns its length, which does not mean that it arrives.
     ///
     /// # Errors
-    /// Returns EMSGSIZE if it is longer than the MTU allows, [`InvalidInput`](io::ErrorKind::InvalidInput) for a destination without address
-    /// or port, [`AddrNotAvailable`](io::ErrorKind::AddrNotAvailable) if the node has no address of that family, and
-    /// [`NotConnected`](io::ErrorKind::NotConnected) once the node has ended.
+    /// Returns EMSGSIZE if it is longer than the MTU allows, [`InvalidInput`](io::ErrorKind::InvalidInput) for a
+    /// destination without address or port, [`AddrNotAvailable`](io::ErrorKind::AddrNotAvailable) if the node has no
+    /// address of that family, and [`NotConnected`](io::ErrorKind::NotConnected) once the node has ended.
     pub async fn send_to(&self, payload: &[u8], remote: SocketAddr) -> io::Result<usize> {
         let sent = wait_for(
             &self.inner.shared,

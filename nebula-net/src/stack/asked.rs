@@ -47,14 +47,14 @@ impl Stack {
         true
     }
 
-    /// The next request for a connection, to be decided by [`Stack::admit`] or [`Stack::refuse`]. Whoever asks after each packet knows
-    /// which peer sent it.
+    /// The next request for a connection, to be decided by [`Stack::admit`] or [`Stack::refuse`]. Whoever asks after
+    /// each packet knows which peer sent it.
     pub fn next_asked(&mut self) -> Option<Asked> {
         self.asked.pop_front()
     }
 
-    /// Lets a connection be opened. `sender` is the certificate of the peer whose tunnel the request came by: the peer is charged for the
-    /// connection, whichever address behind it asks.
+    /// Lets a connection be opened. `sender` is the certificate of the peer whose tunnel the request came by: the
+    /// peer is charged for the connection, whichever address behind it asks.
     pub fn admit(&mut self, now: Instant, asked: Asked, sender: Option<VerifiedCertificate>) {
         let Asked { flow, header } = asked;
         // It was asked for twice.

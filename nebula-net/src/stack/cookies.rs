@@ -1,5 +1,5 @@
-//! SYN cookies (RFC 4987 section 3.6): what an answered SYN offered, inside the sequence number of the answer, so that the handshake
-//! can be finished after its connection was forgotten.
+//! SYN cookies (RFC 4987 section 3.6): what an answered SYN offered, inside the sequence number of the answer, so
+//! that the handshake can be finished after its connection was forgotten.
 //!
 //! ```text
 //!  31                              8 7     5 4     2  1   0
@@ -8,12 +8,12 @@
 //! +---------------------------------+-------+-------+---+---+
 //! ```
 //!
-//! `S`: selective acknowledgements are permitted. `P`: the last bit of the period in which the cookie was made. Each period has a key of
-//! its own, and a cookie is good for the rest of its period and the next one. Timestamps need no room: the segment that brings a cookie
-//! back has the option if the SYN had it.
+//! `S`: selective acknowledgements are permitted. `P`: the last bit of the period in which the cookie was made. Each
+//! period has a key of its own, and a cookie is good for the rest of its period and the next one. Timestamps need no
+//! room: the segment that brings a cookie back has the option if the SYN had it.
 //!
-//! The initial sequence number of every connection that a peer opens is a cookie. So it costs nothing to forget one that is half open,
-//! but for the repetition of an answer that was lost.
+//! The initial sequence number of every connection that a peer opens is a cookie. So it costs nothing to forget one
+//! that is half open, but for the repetition of an answer that was lost.
 
 use std::time::Duration;
 

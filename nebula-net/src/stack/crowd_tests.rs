@@ -61,7 +61,8 @@ impl Crowd {
         self.peers[peer].stack.connect(self.now, SocketAddr::new(SERVER.parse().unwrap(), 80)).unwrap()
     }
 
-    /// Carries everything that the peers have to send to the server, and only then its answers, until there is nothing more.
+    /// Carries everything that the peers have to send to the server, and only then its answers, until there is
+    /// nothing more.
     fn carry(&mut self) {
         let mut packet = Vec::new();
         loop {
@@ -203,7 +204,8 @@ fn a_burst_of_one_peer_is_open_at_once_though_few_are_remembered() {
     assert_eq!(accepted.len(), 2000);
     let Counters { half_open_evicted, resumed, .. } = crowd.server.counters();
     assert_eq!((half_open_evicted, resumed), (1984, 1984));
-    // A connection that was forgotten and finished is as good as another one: it has its certificate, window scale and the rest.
+    // A connection that was forgotten and finished is as good as another one: it has its certificate, window scale
+    // and the rest.
     let now = crowd.now;
     for id in [accepted[0], accepted[1999]] {
         assert_eq!(crowd.server.certificate(id).unwrap().name(), "peer-0");

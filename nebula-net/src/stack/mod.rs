@@ -55,19 +55,21 @@ pub use self::waiters::{Ticket, Waiter};
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Connections in all states. A peer may open as many as are still free, so one alone has at most half of them. Default: 65,536.
+    /// Connections in all states. A peer may open as many as are still free, so one alone has at most half of them.
+    /// Default: 65,536.
     pub connections: usize,
-    /// Connections of one listener that wait to be accepted. Of a full queue, the newest of the peer with most of them makes room.
-    /// Default: 4096.
+    /// Connections of one listener that wait to be accepted. Of a full queue, the newest of the peer with most of
+    /// them makes room. Default: 4096.
     pub backlog: usize,
-    /// Connections that peers are opening, at all listeners together; the oldest of the peer with most of them makes room. It is open
-    /// nevertheless when the peer's answer comes, for that brings back what has to be known (SYN cookies, RFC 4987). Default: 4096.
+    /// Connections that peers are opening, at all listeners together; the oldest of the peer with most of them makes
+    /// room. It is open nevertheless when the peer's answer comes, for that brings back what has to be known (SYN
+    /// cookies, RFC 4987). Default: 4096.
     pub half_open: usize,
     /// Connections that rest after both sides closed them; the oldest make room. Default: 16,384.
     pub time_wait: usize,
-    /// Bytes of memory for data that arrived and was not read, of all connections together. The data of a peer may take as much as is
-    /// still free, so that of one alone takes at most half of it. Beyond that each connection keeps a little, and the rest is left to
-    /// the peers to send again. Default: 256 MiB.
+    /// Bytes of memory for data that arrived and was not read, of all connections together. The data of a peer may
+    /// take as much as is still free, so that of one alone takes at most half of it. Beyond that each connection
+    /// keeps a little, and the rest is left to the peers to send again. Default: 256 MiB.
     pub receive_memory: usize,
     /// Bytes of datagrams that wait in one UDP socket. Default: 256 KiB.
     pub udp_buffer: usize,
@@ -288,8 +290,8 @@ impl Stack {
         None
     }
 
-    /// Sets the certificate of the tunnel that the peer's answer came by; only then is a connection that this side opened open for the
-    /// program.
+    /// Sets the certificate of the tunnel that the peer's answer came by; only then is a connection that this side
+    /// opened open for the program.
     pub fn set_sender(&mut self, id: Id, sender: Option<VerifiedCertificate>) {
         if let Some(entry) = self.connections.get_mut(id) {
             let buffered = entry.connection.buffered();
@@ -441,8 +443,8 @@ impl Stack {
         self.addresses.iter().copied().find(|address| address.is_ipv4() == remote.is_ipv4())
     }
 
-    /// A flow to `remote` from a port that has none. If all have one, it follows the one that is in TIME-WAIT longest (RFC 6191), with
-    /// the initial sequence number that this asks for.
+    /// A flow to `remote` from a port that has none. If all have one, it follows the one that is in TIME-WAIT longest
+    /// (RFC 6191), with the initial sequence number that this asks for.
     fn free_flow(&mut self, now: Instant, local: IpAddr, remote: SocketAddr) -> Option<(Flow, Option<u32>)> {
         let destination = (local, remote);
         let flow = |port| Flow { local: SocketAddr::new(local, port), remote };

@@ -23,7 +23,8 @@ pub(crate) struct IpPacket<'a> {
 }
 
 impl<'a> IpPacket<'a> {
-    /// Reads a packet whose headers are in this slice; it may be longer than that. `None` if it is not one for this stack.
+    /// Reads a packet whose headers are in this slice; it may be longer than that. `None` if it is not one for this
+    /// stack.
     pub(crate) fn parse(bytes: &'a [u8]) -> Option<Self> {
         match bytes.first()? >> 4 {
             4 => {

@@ -1,6 +1,8 @@
-//! What each peer makes this node keep, counted by the certificate of the tunnel: a peer is one, however many addresses are behind it.
+//! What each peer makes this node keep, counted by the certificate of the tunnel: a peer is one, however many
+//! addresses are behind it.
 //!
-//! A peer may have as much as is left free. So one alone gets half of a limit, and whatever some have taken, the next one finds room.
+//! A peer may have as much as is left free. So one alone gets half of a limit, and whatever some have taken, the next
+//! one finds room.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,5 @@
-//! The ports from which this side connects: each destination has all of them, and each is found at once, however many are taken.
+//! The ports from which this side connects: each destination has all of them, and each is found at once, however many
+//! are taken.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -40,7 +41,8 @@ impl Taken {
 const TRIES: usize = 64;
 
 impl Ports {
-    /// Takes a port for a connection. `first` is where to begin if the destination is new, `is_usable` whether a port is nobody else's.
+    /// Takes a port for a connection. `first` is where to begin if the destination is new, `is_usable` whether a port
+    /// is nobody else's.
     pub(crate) fn take(
         &mut self,
         destination: Destination,

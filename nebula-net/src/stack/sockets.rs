@@ -170,7 +170,8 @@ impl Stack {
         }
     }
 
-    /// Ends everything for ever: connections with a reset, listeners and UDP sockets with an error. What is tried later fails at once.
+    /// Ends everything for ever: connections with a reset, listeners and UDP sockets with an error. What is tried
+    /// later fails at once.
     pub fn shut(&mut self, now: Instant) {
         self.is_shut = true;
         for id in self.connections.ids().collect::<Vec<_>>() {
@@ -224,7 +225,8 @@ impl Stack {
         }
     }
 
-    /// The peer's certificate; `None` for a host in a network behind another peer, whose certificate does not name the host.
+    /// The peer's certificate; `None` for a host in a network behind another peer, whose certificate does not name
+    /// the host.
     #[must_use]
     pub fn certificate(&self, id: Id) -> Option<VerifiedCertificate> {
         let entry = self.connections.get(id)?;

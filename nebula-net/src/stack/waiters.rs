@@ -9,15 +9,15 @@ pub(crate) struct Waiters {
     last: u64,
 }
 
-/// The place of a task among those who wait for the same. One that is dropped while it waits has to be given up, so that the next one
-/// gets its turn: [`Stack::leave_accept`](super::Stack::leave_accept) and so on.
+/// The place of a task among those who wait for the same. One that is dropped while it waits has to be given up, so
+/// that the next one gets its turn: [`Stack::leave_accept`](super::Stack::leave_accept) and so on.
 #[derive(Debug, Default)]
 pub struct Ticket(Option<u64>);
 
 /// How a task waits.
 ///
-/// A [`Context`] alone takes the one place that whatever polls by hand shares: as with tokio's `poll_` functions, only the last of
-/// those is woken. With a [`Ticket`], a task has a place of its own.
+/// A [`Context`] alone takes the one place that whatever polls by hand shares: as with tokio's `poll_` functions,
+/// only the last of those is woken. With a [`Ticket`], a task has a place of its own.
 #[derive(Debug)]
 pub struct Waiter<'w> {
     waker: &'w Waker,
@@ -78,7 +78,8 @@ impl Waiters {
         Poll::Pending
     }
 
-    /// Wakes the task that has waited longest. One that polls by hand may have lost interest without a word, so it counts for nothing.
+    /// Wakes the task that has waited longest. One that polls by hand may have lost interest without a word, so it
+    /// counts for nothing.
     pub(crate) fn wake_one(&mut self) {
         while !self.waiting.is_empty() {
             let (place, waker) = self.waiting.remove(0);

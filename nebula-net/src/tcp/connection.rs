@@ -150,8 +150,9 @@ impl Connection {
         connection
     }
 
-    /// A connection whose SYN was answered with [`Begin::initial`] and forgotten: `answer` is the peer's answer to that, which has to be
-    /// passed to [`Connection::receive`] next, and `offered` the options of the SYN but for timestamps.
+    /// A connection whose SYN was answered with [`Begin::initial`] and forgotten: `answer` is the peer's answer to
+    /// that, which has to be passed to [`Connection::receive`] next, and `offered` the options of the SYN but for
+    /// timestamps.
     #[must_use]
     pub fn resume(now: Instant, begin: Begin, answer: &Header, offered: Options) -> Self {
         let options = Options { timestamps: answer.options.timestamps, ..offered };
@@ -225,8 +226,8 @@ impl Connection {
         self.sender.finished() || self.state == State::Closed
     }
 
-    /// Moves received data into `out`; returns how many bytes. `Ok(None)`: nothing there yet; `Ok(Some(0))`: the peer closed its
-    /// side.
+    /// Moves received data into `out`; returns how many bytes. `Ok(None)`: nothing there yet; `Ok(Some(0))`: the peer
+    /// closed its side.
     ///
     /// # Errors
     /// Returns an error once the connection has failed and what arrived before is read.
@@ -290,8 +291,9 @@ impl Connection {
         self.state = state;
     }
 
-    /// The program needs the connection no more. What was written is still delivered, unless the program left data unread: then the
-    /// peer gets a reset, as it would otherwise believe that all of its data were read (RFC 9293 section 3.6.1).
+    /// The program needs the connection no more. What was written is still delivered, unless the program left data
+    /// unread: then the peer gets a reset, as it would otherwise believe that all of its data were read (RFC 9293
+    /// section 3.6.1).
     pub fn close(&mut self, now: Instant) {
         self.orphaned = true;
         if self.receiver.readable() > 0 {
@@ -388,8 +390,8 @@ impl Connection {
         self.sender.space.sequence(self.sender.next())
     }
 
-    /// Makes room in memory for a segment, if it continues the data in order: data out of order is forgotten as far as necessary. The
-    /// peer was told that it arrived, and sends it again nevertheless (RFC 2018 section 8).
+    /// Makes room in memory for a segment, if it continues the data in order: data out of order is forgotten as far
+    /// as necessary. The peer was told that it arrived, and sends it again nevertheless (RFC 2018 section 8).
     pub fn make_room(&mut self, header: &Header, bytes: usize) {
         let next = self.receiver.next();
         if self.receiver.space.offset(next, header.sequence).is_some_and(|start| start <= next) {
@@ -425,15 +427,16 @@ impl Connection {
         self.state == State::TimeWait && (later || newer)
     }
 
-    /// Whether this side may begin the next connection of the same two ends: it has rested for long enough that its timestamps have gone
-    /// on, by which the peer tells the new connection from late segments of this one (RFC 6191).
+    /// Whether this side may begin the next connection of the same two ends: it has rested for long enough that its
+    /// timestamps have gone on, by which the peer tells the new connection from late segments of this one (RFC 6191).
     #[must_use]
     pub fn may_be_followed(&self, now: Instant) -> bool {
         let since = self.expires.and_then(|at| at.checked_sub(self.options.time_wait));
         self.state == State::TimeWait && self.timestamps.enabled && since.is_some_and(|since| now >= since + MIN_REST)
     }
 
-    /// The initial sequence number of the next connection of the same two ends: `wanted`, if it is later than all of this one.
+    /// The initial sequence number of the next connection of the same two ends: `wanted`, if it is later than all of
+    /// this one.
     #[must_use]
     pub fn later_initial(&self, wanted: u32) -> u32 {
         let next = self.sender.space.sequence(self.sender.next());

@@ -154,7 +154,8 @@ impl Cubic {
         self.start = SlowStart::default();
     }
 
-    /// Nothing was sent for longer than the retransmission timeout, so the path is unknown again (RFC 9293 section 3.8.1).
+    /// Nothing was sent for longer than the retransmission timeout, so the path is unknown again (RFC 9293 section
+    /// 3.8.1).
     pub(crate) fn idle(&mut self) {
         self.window = self.window.min(INITIAL_SEGMENTS * self.segment);
         self.epoch = None;

@@ -6,7 +6,8 @@ use std::time::Duration;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct TcpOptions {
-    /// Receive window at the beginning, in bytes. It grows with what the program reads in a round-trip time. Default: 64 KiB.
+    /// Receive window at the beginning, in bytes. It grows with what the program reads in a round-trip time. Default:
+    /// 64 KiB.
     pub receive_window: usize,
     /// Largest receive window in bytes, and so the most memory for received data. Default: 4 MiB.
     pub max_receive_window: usize,
@@ -18,8 +19,9 @@ pub struct TcpOptions {
     pub no_delay: bool,
     /// When a silent peer is probed; `None`: never. Default: `None`.
     pub keepalive: Option<Keepalive>,
-    /// How long data, or the end of the stream, may wait for the peer's acknowledgement before the connection ends (TCP_USER_TIMEOUT,
-    /// RFC 5482); `None`: until it was sent 16 times, which takes a quarter of an hour. Default: `None`.
+    /// How long data, or the end of the stream, may wait for the peer's acknowledgement before the connection ends
+    /// (TCP_USER_TIMEOUT, RFC 5482); `None`: until it was sent 16 times, which takes a quarter of an hour. Default:
+    /// `None`.
     pub user_timeout: Option<Duration>,
     /// Times that a SYN is sent again. Default: 6, which takes two minutes.
     pub syn_retries: u32,

@@ -1,14 +1,15 @@
-//! The largest segment that the path takes: what errors say about it (RFC 1191, RFC 8201), and what is guessed of a path that drops long
-//! packets and says nothing (a black hole; RFC 4821 section 7.7).
+//! The largest segment that the path takes: what errors say about it (RFC 1191, RFC 8201), and what is guessed of a
+//! path that drops long packets and says nothing (a black hole; RFC 4821 section 7.7).
 
 use std::time::{Duration, Instant};
 
 /// How long an error is believed (RFC 1191 section 6.3, RFC 8201 section 4), and the longest that a guess is.
 const MAX_AGE: Duration = Duration::from_secs(600);
-/// How long the first guess is believed; each further one twice as long. A path that was only down shall not have small segments for long.
+/// How long the first guess is believed; each further one twice as long. A path that was only down shall not have
+/// small segments for long.
 const MIN_AGE: Duration = Duration::from_secs(10);
-/// Timeouts in a row after which the path is guessed to be a black hole, and what segments have then: packets of about 1000 bytes, which
-/// pass tunnels in tunnels, and of 576, which IPv4 asks of every host.
+/// Timeouts in a row after which the path is guessed to be a black hole, and what segments have then: packets of
+/// about 1000 bytes, which pass tunnels in tunnels, and of 576, which IPv4 asks of every host.
 const GUESSES: [(u32, u16); 2] = [(2, 960), (4, 536)];
 
 /// The size of segments. It is lowered at once, and the largest is tried again after a time.
@@ -45,7 +46,8 @@ impl PathMss {
         self.lower(now, size, MAX_AGE)
     }
 
-    /// So many timeouts in a row went by while `outstanding` bytes wait for their acknowledgement. Returns whether the size was lowered.
+    /// So many timeouts in a row went by while `outstanding` bytes wait for their acknowledgement. Returns whether
+    /// the size was lowered.
     pub(crate) fn suspect(&mut self, now: Instant, timeouts: u32, outstanding: u64) -> bool {
         // A path that was a black hole before is suspected sooner.
         let timeouts = timeouts + u32::from(self.guesses > 0);

@@ -283,8 +283,8 @@ impl Receiver {
         self.ack.due
     }
 
-    /// The acknowledgement number and window field of the next segment, which will be sent. The right edge of the window never moves
-    /// back.
+    /// The acknowledgement number and window field of the next segment, which will be sent. The right edge of the
+    /// window never moves back.
     pub(crate) fn acknowledge(&mut self) -> (u32, u16) {
         let quick = self.ack.quick;
         self.ack = Acknowledge { quick, ..Acknowledge::default() };

@@ -219,7 +219,8 @@ impl Scoreboard {
         self.patience = (self.patience + 1).min(8);
     }
 
-    /// Marks as lost what was sent longer ago than something that was delivered. Returns whether there is any, and when to look again.
+    /// Marks as lost what was sent longer ago than something that was delivered. Returns whether there is any, and
+    /// when to look again.
     pub(crate) fn detect(
         &mut self,
         now: Instant,
@@ -256,8 +257,9 @@ impl Scoreboard {
         (min / 4 * (1 + self.patience)).min(smoothed)
     }
 
-    /// If the peer has forgotten what it had out of order, which it may (RFC 2018 section 8): marks all of that as lost, and returns
-    /// `true`. It is known by the oldest range, which the peer cannot have without acknowledging it.
+    /// If the peer has forgotten what it had out of order, which it may (RFC 2018 section 8): marks all of that as
+    /// lost, and returns `true`. It is known by the oldest range, which the peer cannot have without acknowledging
+    /// it.
     pub(crate) fn notice_forgotten(&mut self) -> bool {
         let forgotten = self.ranges.front().is_some_and(|first| first.state == State::Sacked);
         if forgotten {

@@ -171,8 +171,8 @@ impl Sender {
         }
     }
 
-    /// Sends segments of this size from now on. Longer ones that are on their way did not fit the path, which is no congestion: they
-    /// are sent again at once.
+    /// Sends segments of this size from now on. Longer ones that are on their way did not fit the path, which is no
+    /// congestion: they are sent again at once.
     pub(crate) fn set_segment(&mut self, segment: usize) {
         let segment = segment.max(1);
         if segment < self.segment {

@@ -12,7 +12,8 @@ const SECOND: Duration = Duration::from_secs(1);
 const MEGABYTE: u64 = 1 << 20;
 const ADDRESSES: [&[&str]; 2] = [&["10.42.0.1", "fd42::1"], &["10.42.0.2", "fd42::2"]];
 
-/// Hosts with addresses of both families that know each other, whose devices have an MTU of 1300, and who examine their paths.
+/// Hosts with addresses of both families that know each other, whose devices have an MTU of 1300, and who examine
+/// their paths.
 fn pair(seed: u64) -> (World, [HostId; 2]) {
     pair_that_examines(seed, Some(1300))
 }

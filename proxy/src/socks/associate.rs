@@ -31,7 +31,8 @@ pub(super) struct Association {
 }
 
 impl Association {
-    /// Opens a port beside the one that the client is connected to. `port` is the one that the client will send from, if it says so.
+    /// Opens a port beside the one that the client is connected to. `port` is the one that the client will send from,
+    /// if it says so.
     pub(super) async fn open(
         overlay: &Overlay,
         stream: &TcpStream,

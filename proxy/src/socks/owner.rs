@@ -1,4 +1,5 @@
-//! Whose the datagrams of an association are: on a machine with several users, the first to send is not always the client.
+//! Whose the datagrams of an association are: on a machine with several users, the first to send is not always the
+//! client.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

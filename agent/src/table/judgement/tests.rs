@@ -134,7 +134,8 @@ fn whoever_stole_the_token_of_an_agent_takes_no_traffic_of_addresses_that_are_no
     for case in [Case::new(), Case::without_ranges()] {
         let [own, dns] = [["10.244.1.7", "fd00:244:0:1::7"], ["10.244.2.3", "fd00:244:0:2::3"]];
         let victim = case.pod(2, left_out("n2", &dns)).pod(1, shown("n1", &own));
-        // An address of a pod of another node that has no certificate, its bridge's, and one of nobody; each family alone, too.
+        // An address of a pod of another node that has no certificate, its bridge's, and one of nobody; each family
+        // alone, too.
         for claim in [
             &dns[..],
             &dns[..1],

@@ -188,8 +188,8 @@ pub(super) struct Reload {
 
 /// Make a new CA: its key and certificate, TLS identity, node token and policy
 ///
-/// Nothing that exists is overwritten. ca.crt and ca.key are ordinary Nebula files. They are no backup, because they lack
-/// the ledger of revocations and addresses; `nebula-ca backup` makes one.
+/// Nothing that exists is overwritten. ca.crt and ca.key are ordinary Nebula files. They are no backup, because they
+/// lack the ledger of revocations and addresses; `nebula-ca backup` makes one.
 #[derive(Args)]
 pub(super) struct Init {
     #[command(flatten)]

@@ -305,7 +305,8 @@ fn one_of_two_addresses_goes_to_another_pod_only_when_the_first_has_left_it() {
     assert_eq!(members.iter().map(|member| member.uid.as_str()).collect::<Vec<_>>(), ["u-2"]);
 }
 
-/// Whoever has the token of the agent of `n1` asks for a pod of that node that the API server shows without an address yet.
+/// Whoever has the token of the agent of `n1` asks for a pod of that node that the API server shows without an
+/// address yet.
 #[test]
 fn whoever_stole_the_token_of_an_agent_gets_no_address_of_others_in_either_family() {
     let it = Confirmed::new(SAME);

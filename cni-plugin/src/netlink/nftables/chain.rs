@@ -65,8 +65,8 @@ impl Chain {
         Self { name: hook.name().to_owned(), hook: Some(hook), policy: Verdict::Drop, rules }
     }
 
-    /// A chain that sees the packets that a rule of another chain leaves to it ([`Rule::goto`]). Its last rule decides about
-    /// all of them.
+    /// A chain that sees the packets that a rule of another chain leaves to it ([`Rule::goto`]). Its last rule
+    /// decides about all of them.
     #[must_use]
     pub fn without_hook(name: impl Into<String>, rules: Vec<Rule>) -> Self {
         Self { name: name.into(), hook: None, policy: Verdict::Drop, rules }

@@ -8,8 +8,8 @@ use crate::netlink::nftables::attribute;
 use crate::netlink::nftables::transaction::{attributes, push_nested, push_number, push_text, push_value};
 use crate::netlink::octets;
 
-/// A map of one family. Its keys are address, protocol and port of a destination, and a number from 0 to [`SLOTS`] - 1, which the
-/// rule draws for each connection; its values are addresses with ports.
+/// A map of one family. Its keys are address, protocol and port of a destination, and a number from 0 to [`SLOTS`] -
+/// 1, which the rule draws for each connection; its values are addresses with ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EndpointMap {
     /// Name, unique in its table.

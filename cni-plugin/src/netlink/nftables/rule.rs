@@ -74,8 +74,9 @@ impl Rule {
         Self { conditions, action: Action::Mark(bits), comment: None }
     }
 
-    /// A rule that translates the destination by the map, for [`Hook::Translate`](super::Hook::Translate). All connections of a
-    /// source to a destination get the same endpoint if `by_client`. Without an entry the evaluation goes on.
+    /// A rule that translates the destination by the map, for [`Hook::Translate`](super::Hook::Translate). All
+    /// connections of a source to a destination get the same endpoint if `by_client`. Without an entry the evaluation
+    /// goes on.
     #[must_use]
     pub fn translate(conditions: Vec<Match>, map: EndpointMap, by_client: bool) -> Self {
         Self { conditions, action: Action::Translate(map, !by_client), comment: None }

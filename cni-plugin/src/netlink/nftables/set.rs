@@ -17,8 +17,8 @@ pub struct Set {
     pub name: Cow<'static, str>,
     /// Length of a key in bytes, with each field padded to a multiple of four.
     pub key_len: u32,
-    /// Maximum number of keys; once the set is full, no further key is added. The kernel allocates memory for so many at once,
-    /// but not with 0: then the memory grows with the keys, of which there are at most 65,535.
+    /// Maximum number of keys; once the set is full, no further key is added. The kernel allocates memory for so many
+    /// at once, but not with 0: then the memory grows with the keys, of which there are at most 65,535.
     pub size: u32,
 }
 
@@ -60,8 +60,8 @@ impl AddressSet {
         })
     }
 
-    /// The messages that add or remove elements, each with as many as fit. Prefixes must not overlap; those of the other
-    /// family are left out.
+    /// The messages that add or remove elements, each with as many as fit. Prefixes must not overlap; those of the
+    /// other family are left out.
     pub(super) fn elements(&self, table: &str, prefixes: &[IpNet]) -> Vec<Vec<u8>> {
         let own: Vec<&IpNet> = prefixes.iter().filter(|prefix| prefix.addr().is_ipv4() == self.is_v4).collect();
         let message = |chunk: &[&IpNet]| {

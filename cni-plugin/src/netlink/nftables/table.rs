@@ -60,7 +60,8 @@ impl Table {
     /// # Errors
     /// Returns the kernel's error; nothing has changed then.
     pub fn install(&self) -> io::Result<()> {
-        // The kernel waits for its readers whenever a table goes, so a removal that is not needed would cost milliseconds.
+        // The kernel waits for its readers whenever a table goes, so a removal that is not needed would cost
+        // milliseconds.
         let is_there = tables(self.family)?.contains(&self.name);
         self.transaction(is_there).run()
     }

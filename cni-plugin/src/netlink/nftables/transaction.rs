@@ -40,8 +40,8 @@ impl Transaction {
         self.ask(family, libc::NFT_MSG_DELTABLE, 0, &body);
     }
 
-    /// Adds a set that rules keep, unless there is the same one; its keys stay. `number` is unique among the new sets of the
-    /// transaction.
+    /// Adds a set that rules keep, unless there is the same one; its keys stay. `number` is unique among the new sets
+    /// of the transaction.
     pub fn set(&mut self, family: Family, table: &str, set: &Set, number: u32) {
         self.ask(family, libc::NFT_MSG_NEWSET, libc::NLM_F_CREATE, &set.attributes(table, number));
     }
@@ -55,7 +55,8 @@ impl Transaction {
         self.ask(family, libc::NFT_MSG_DELSET, 0, &body);
     }
 
-    /// Adds a set unless there is the same one; its elements stay. `number` is unique among the new sets of the transaction.
+    /// Adds a set unless there is the same one; its elements stay. `number` is unique among the new sets of the
+    /// transaction.
     pub fn address_set(&mut self, family: Family, table: &str, set: &AddressSet, number: u32) {
         self.ask(family, libc::NFT_MSG_NEWSET, libc::NLM_F_CREATE, &set.attributes(table, number));
     }
@@ -121,7 +122,8 @@ impl Transaction {
         self.send(None)
     }
 
-    /// Like [`Transaction::run`], unless anything in nf_tables has changed since [`super::generation`] returned this number.
+    /// Like [`Transaction::run`], unless anything in nf_tables has changed since [`super::generation`] returned this
+    /// number.
     ///
     /// # Errors
     /// As [`Transaction::run`]; `ERESTART` if anything has changed.

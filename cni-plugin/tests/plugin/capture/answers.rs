@@ -1,5 +1,5 @@
-//! What arrives on a captured pod's own interface is answered there, although nobody reads its device: probes of the node,
-//! clients outside the cluster, pods without enrolment.
+//! What arrives on a captured pod's own interface is answered there, although nobody reads its device: probes of the
+//! node, clients outside the cluster, pods without enrolment.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};

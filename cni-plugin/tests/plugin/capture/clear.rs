@@ -1,6 +1,6 @@
 //! Who may open connections in clear to and from a captured pod (`capture.clear`), with real packets: pods without a
-//! certificate on the same link, on the node and on another one, the node and other nodes, clients that kube-proxy translates,
-//! and programs that forge their source.
+//! certificate on the same link, on the node and on another one, the node and other nodes, clients that kube-proxy
+//! translates, and programs that forge their source.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -36,7 +36,8 @@ fn ends(name: &str, address: &str, port: u16) -> SocketAddr {
     SocketAddr::new(address.parse().unwrap_or_else(|_| panic!("{name} {address}")), port)
 }
 
-/// Sockets of captured pods are marked: what the pod sends beside its device, as the instance does for what it passes through.
+/// Sockets of captured pods are marked: what the pod sends beside its device, as the instance does for what it passes
+/// through.
 fn marked(socket: &impl AsFd) -> std::io::Result<()> {
     Ok(setsockopt(socket, sockopt::Mark, &MARK)?)
 }
@@ -128,8 +129,8 @@ fn site_with(primary: Primary, capture: &[(&str, Value)]) -> (Site, Pod, Pod) {
     (site, pod, plain)
 }
 
-/// Clients without a certificate: namespace and addresses. The last is another node, which its kubelet and pods in its network
-/// use as well.
+/// Clients without a certificate: namespace and addresses. The last is another node, which its kubelet and pods in
+/// its network use as well.
 fn strangers(plain: &Pod) -> [(&'static str, String, String); 3] {
     [
         ("plain", plain.v4(), plain.v6()),
@@ -184,7 +185,8 @@ fn what_kube_proxy_translates_is_answered_for_the_pod_and_refused_for_others() {
         let (site, pod, plain) = site_with(primary, &[]);
         // Cluster DNS, say: a Service whose endpoint is not enrolled.
         site.serve(REMOTE_SERVICE, FAR);
-        // Services that lead to the pod; as a node port and what comes from outside, the second one has the node as its source.
+        // Services that lead to the pod; as a node port and what comes from outside, the second one has the node as
+        // its source.
         site.serve(SERVICE, &pod.v4());
         site.serve_masqueraded("10.96.0.7", &pod.v4());
         let (ours, theirs) = (pod.v4(), plain.v4());
@@ -295,8 +297,8 @@ fn no_forged_source_opens_anything_on_the_pod_s_own_link() {
             assert!(control.iter().any(|heard| heard == name), "{name}: {control:?}");
         }
         let heard = forged(&pod);
-        // They belong to no connection: the pod's kernel answers the former with a reset, and waits in vain for the rest of
-        // the latter.
+        // They belong to no connection: the pod's kernel answers the former with a reset, and waits in vain for the
+        // rest of the latter.
         let harmless = |name: &&String| !name.starts_with("ack@") && !name.starts_with("last-fragment@");
         let through: Vec<&String> = heard.iter().filter(harmless).collect();
         assert!(through.is_empty(), "{clear}: {through:?}");

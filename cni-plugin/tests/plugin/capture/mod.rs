@@ -1,5 +1,5 @@
-//! Capture on the kernel: what is there after ADD, what CHECK and the reconciliation make of missing pieces, what is left
-//! after DEL. The instance is the fake one; its device is made by the tests and read by nobody.
+//! Capture on the kernel: what is there after ADD, what CHECK and the reconciliation make of missing pieces, what is
+//! left after DEL. The instance is the fake one; its device is made by the tests and read by nobody.
 
 mod answers;
 mod clear;

@@ -1,5 +1,5 @@
-//! A Service of which some endpoints are enrolled: what a captured pod sends past its tunnel reaches one of the others, whatever
-//! kube-proxy would choose.
+//! A Service of which some endpoints are enrolled: what a captured pod sends past its tunnel reaches one of the
+//! others, whatever kube-proxy would choose.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, UdpSocket};

@@ -1,5 +1,5 @@
-//! A node with pods in network namespaces of their own, on a bridge or on links to the node alone, and a second node that
-//! the first one routes to. The plugin runs in the node's namespace, as under a runtime.
+//! A node with pods in network namespaces of their own, on a bridge or on links to the node alone, and a second node
+//! that the first one routes to. The plugin runs in the node's namespace, as under a runtime.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};

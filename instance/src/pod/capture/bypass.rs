@@ -13,9 +13,9 @@ use crate::linux::errno;
 use crate::linux::netns::Namespace;
 use crate::pod::error::Error;
 
-/// Opens raw sockets in the pod's namespace, one of each family of the pod's addresses, bound to the pod's interface. They
-/// send whole packets and receive nothing, and what they send carries the mark that the routing rule of the capture lets
-/// pass. Needs CAP_NET_RAW and CAP_NET_ADMIN.
+/// Opens raw sockets in the pod's namespace, one of each family of the pod's addresses, bound to the pod's interface.
+/// They send whole packets and receive nothing, and what they send carries the mark that the routing rule of the
+/// capture lets pass. Needs CAP_NET_RAW and CAP_NET_ADMIN.
 pub(crate) fn open(spec: &LaunchSpec, namespace: &Namespace) -> Result<Bypass, Error> {
     let interface = &spec.target.ifname;
     let sources = spec.capture.iter().flat_map(|capture| &capture.sources);

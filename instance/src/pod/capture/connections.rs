@@ -1,5 +1,5 @@
-//! The connections of a pod's programs to pods and Services, as its kernel knows them (sock_diag(7)): when an instance starts for a pod
-//! that already runs, they were opened through the instance before it.
+//! The connections of a pod's programs to pods and Services, as its kernel knows them (sock_diag(7)): when an
+//! instance starts for a pod that already runs, they were opened through the instance before it.
 
 use std::io;
 use std::net::IpAddr;
@@ -12,8 +12,9 @@ use nix::sys::socket::SockProtocol;
 
 use crate::linux::netns::Namespace;
 
-/// Flows of connected TCP and UDP sockets in the pod whose other end is in `ranges` or has one of `ports`, first to last. Those
-/// that cannot be listed count as none: then only what the pod itself sends next finds its endpoint again.
+/// Flows of connected TCP and UDP sockets in the pod whose other end is in `ranges` or has one of `ports`, first to
+/// last. Those that cannot be listed count as none: then only what the pod itself sends next finds its endpoint
+/// again.
 pub(crate) fn to(namespace: &Namespace, ranges: &[IpNet], ports: Option<(u16, u16)>) -> Vec<FlowKey> {
     let listed = namespace.run("connections", || {
         let mut flows = Vec::new();

@@ -1,8 +1,8 @@
 //! Answers the forwarding plane's question where a flow goes: looks the destination up in the cluster table and applies
 //! the pod's policy (`clear` of the chain entry).
 //!
-//! There is no policy that lets out what nothing is known about. Such an address may be that of an enrolled pod that the
-//! agent has not heard of yet, so the rules on the node drop what is sent there in clear anyway.
+//! There is no policy that lets out what nothing is known about. Such an address may be that of an enrolled pod that
+//! the agent has not heard of yet, so the rules on the node drop what is sent there in clear anyway.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

@@ -47,8 +47,8 @@ pub struct TableReport {
 }
 
 impl Capture {
-    /// Opens the folder of the table and reads the table if there is one. Later nothing outside that folder can be opened.
-    /// `overlay` are the networks that are reached through tunnels.
+    /// Opens the folder of the table and reads the table if there is one. Later nothing outside that folder can be
+    /// opened. `overlay` are the networks that are reached through tunnels.
     pub(crate) fn open(spec: &launch::Capture, overlay: &[IpNet]) -> Self {
         let spec = Arc::new(spec.clone());
         let directory = Arc::new(ClusterDirectory::unknown(Arc::clone(&spec), overlay.into()));

@@ -1,5 +1,5 @@
-//! Where the node led connections of a pod to Services before the pod was captured: kube-proxy chose an endpoint, and the node's
-//! connection tracking keeps it (ctnetlink). A connection goes on only with that one.
+//! Where the node led connections of a pod to Services before the pod was captured: kube-proxy chose an endpoint, and
+//! the node's connection tracking keeps it (ctnetlink). A connection goes on only with that one.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -10,8 +10,8 @@ use nebula_core::capture::OpenedBefore;
 use nix::libc;
 use nix::sys::socket::SockProtocol;
 
-/// Adds the node's choices to connections of a pod, as far as it has made any. To be called in the node's network namespace.
-/// Needs CAP_NET_ADMIN.
+/// Adds the node's choices to connections of a pod, as far as it has made any. To be called in the node's network
+/// namespace. Needs CAP_NET_ADMIN.
 pub(crate) fn of(flows: Vec<FlowKey>) -> Vec<OpenedBefore> {
     let mut socket = netlink::connect(SockProtocol::NetlinkNetFilter).ok();
     let mut opened = Vec::with_capacity(flows.len());

@@ -1,6 +1,6 @@
-//! Pods whose traffic is captured: whatever address a program uses, packets between two enrolled pods are in the tunnel.
-//! Real plugin, instances, CA and lighthouse; the test writes the cluster table as the node agent does, and translates
-//! Services on the nodes as kube-proxy does.
+//! Pods whose traffic is captured: whatever address a program uses, packets between two enrolled pods are in the
+//! tunnel. Real plugin, instances, CA and lighthouse; the test writes the cluster table as the node agent does, and
+//! translates Services on the nodes as kube-proxy does.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
@@ -260,7 +260,8 @@ fn a_path_that_silently_drops_large_datagrams_carries_a_megabyte_without_any_set
     for target in FAMILIES.map(|family| DB.at(family)) {
         let took = traffic::upload(town.world().namespace_of("web"), SECRET, target, (1 << 20) / SECRET.len());
         println!("{target}: {took:?}");
-        // Without discovery it never ends. `path_mtu::` holds it to a second, with nothing else on the machine's processors.
+        // Without discovery it never ends. `path_mtu::` holds it to a second, with nothing else on the machine's
+        // processors.
         assert!(took.as_ref().is_ok_and(|took| *took < Duration::from_secs(2)), "{target}: {took:?}");
     }
     wires.heard_nothing_in_clear();

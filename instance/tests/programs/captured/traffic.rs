@@ -167,7 +167,8 @@ impl Conversation {
     }
 }
 
-/// Sends an IP packet in one namespace. Returns the first one of its protocol with this destination that arrives in another.
+/// Sends an IP packet in one namespace. Returns the first one of its protocol with this destination that arrives in
+/// another.
 pub(super) fn pass_on(from: String, to: String, packet: Vec<u8>, destination: IpAddr) -> Option<Vec<u8>> {
     let (ready, listening) = std::sync::mpsc::channel();
     let protocol = protocol_of(&packet);

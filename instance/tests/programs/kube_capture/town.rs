@@ -19,9 +19,9 @@ pub(super) const DNS: &str = "10.96.0.10";
 /// How long a question may be repeated.
 pub(super) const SOON: Duration = Duration::from_secs(20);
 
-/// Two nodes with everything installed. In `shop`, which is enrolled: `client`, and `db-0` and `db-1` on one node each,
-/// with Services `db` (headless), `web` and `web-v6`. In `other`: `near` and `far`, with Services `plain` and `plain-v6`. All pods have
-/// addresses of both families, and only Services that say so have one of IPv6.
+/// Two nodes with everything installed. In `shop`, which is enrolled: `client`, and `db-0` and `db-1` on one node
+/// each, with Services `db` (headless), `web` and `web-v6`. In `other`: `near` and `far`, with Services `plain` and
+/// `plain-v6`. All pods have addresses of both families, and only Services that say so have one of IPv6.
 pub(crate) struct Town {
     pub(crate) nodes: Nodes,
     dns: Child,
@@ -357,8 +357,8 @@ pub(super) fn pod(namespace: &str, name: &str, node: &str, app: &str) -> Value {
         "spec": web_server(&json!({"nodeName": node}))})
 }
 
-/// Specification of a pod whose web server answers with the pod's name. It serves for four more seconds after the pod is
-/// deleted (`preStop`), so that clients learn of the deletion first.
+/// Specification of a pod whose web server answers with the pod's name. It serves for four more seconds after the pod
+/// is deleted (`preStop`), so that clients learn of the deletion first.
 fn web_server(further: &Value) -> Value {
     let mut spec = json!({
         "terminationGracePeriodSeconds": 10, "automountServiceAccountToken": false,

@@ -1,8 +1,8 @@
 //! Pods that send to overlay addresses all the time, and a capture of what of it leaves them in clear.
 //!
-//! A packet is *in clear* if it is seen on any link of the node, and so on the host's end of every pod's link, and either
-//! goes to or comes from an overlay address, or contains a datagram of the speaker. The overlay's own packets go between
-//! addresses of the primary network and hide what they carry.
+//! A packet is *in clear* if it is seen on any link of the node, and so on the host's end of every pod's link, and
+//! either goes to or comes from an overlay address, or contains a datagram of the speaker. The overlay's own packets
+//! go between addresses of the primary network and hide what they carry.
 
 use std::collections::BTreeMap;
 use std::fs::File;

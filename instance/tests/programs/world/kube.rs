@@ -218,7 +218,8 @@ impl Nodes {
         assert!(said.status.success(), "{object}: {}\n{}", text(&said), self.state());
     }
 
-    /// What our programs left on a node, but for the images, and the containers of those that are not removed from nodes.
+    /// What our programs left on a node, but for the images, and the containers of those that are not removed from
+    /// nodes.
     pub fn left_on(&self, node: u8) -> String {
         let places = ["/etc/cni", "/opt/cni", "/run"];
         let but = ["-path", "/run/containerd", "-prune", "-o", "-name", "*nebula*", "-print"];

@@ -1,5 +1,5 @@
-//! A cable between two hosts whose delay a test sets, and which it cuts: a device on each end, and threads that carry packets from
-//! one to the other. Not every kernel has netem.
+//! A cable between two hosts whose delay a test sets, and which it cuts: a device on each end, and threads that carry
+//! packets from one to the other. Not every kernel has netem.
 
 use std::collections::VecDeque;
 use std::fs::File;

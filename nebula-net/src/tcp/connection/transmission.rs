@@ -7,7 +7,8 @@ use crate::tcp::Error;
 use crate::tcp::segment::{Flags, Header, Options, SackBlocks};
 
 impl Connection {
-    /// Appends the next segment to send, if there is one, to `out`. Returns the payload length after which it is to be cut.
+    /// Appends the next segment to send, if there is one, to `out`. Returns the payload length after which it is to
+    /// be cut.
     pub fn transmit(&mut self, now: Instant, ports: (u16, u16), out: &mut Vec<u8>) -> Option<usize> {
         if std::mem::take(&mut self.reset) {
             let header = self.header(now, ports, self.sender.next(), Flags::RST.with(Flags::ACK));
