@@ -1,22 +1,24 @@
 //! The service that all connections share: decides about requests, records the decisions, and wakes callers that wait
 //! for a change of the trust bundle.
 
+mod decisions;
+
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
 };
 
 use arc_swap::ArcSwap;
 use nebula_cert::{
-    UnixTime,
     issuance::{Asker, NodeCredential, Proof, Release, Released, Request},
     with_causes,
 };
 use tokio::sync::{Semaphore, watch};
 
+use self::decisions::{describe, kind};
 use crate::{
     address::Subject,
     admission::{Admission, Turn},
@@ -30,7 +32,6 @@ use crate::{
     members::Members,
     metrics::{Gauges, Metrics},
     page::{self, Page, RefusalNote, Shown, View},
-    proof::node_credential::NodeCredential as Claimed,
     proof::token::TokenHash,
     refusal::Refusal,
     refusal_throttle::RefusalThrottle,
@@ -50,7 +51,7 @@ pub(crate) struct Service {
     metrics: Metrics,
     admission: Admission,
     refusals: Mutex<RefusalThrottle>,
-    /// Refusals to show on the page; at most [`MAX_REFUSALS_SHOWN`], newest last.
+    /// Refusals to show on the page; at most [`decisions::MAX_REFUSALS_SHOWN`], newest last.
     last_refusals: Mutex<VecDeque<RefusalNote>>,
     /// Number of consecutive failed attempts to recover the store.
     lost_attempts: AtomicU32,
@@ -278,15 +279,6 @@ impl Service {
         }
     }
 
-    /// Records a request that could not even be parsed, unless its sender makes too many of them.
-    pub(crate) fn note_unreadable(&self, refusal: &Refusal, caller: Caller) {
-        let now = time::now();
-        self.metrics.count("unreadable", "none", refusal.code());
-        if !self.admission.note_failure(caller.0, now) {
-            self.note_refused(None, refusal, caller, now);
-        }
-    }
-
     /// Rebuilds the trust bundle if there is none, and checks a store that failed: a full disk may have space again.
     pub(crate) fn recover(&self) {
         if self.issuer.has_lost_store() {
@@ -428,11 +420,6 @@ impl Service {
         Ok(page::identities(self.issuer.rules().authority.certificate(), shown, view, time::now()))
     }
 
-    fn last_refusals(&self) -> MutexGuard<'_, VecDeque<RefusalNote>> {
-        // A list stays usable after a panic elsewhere.
-        self.last_refusals.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Renders the metrics.
     pub(crate) fn metrics(&self) -> Result<String, Refusal> {
         let now = time::now();
@@ -446,137 +433,6 @@ impl Service {
             lighthouses: self.trust.borrow().as_ref().map_or(0, |trust| trust.body.lighthouses.len()),
         };
         Ok(self.metrics.text(&gauges))
-    }
-
-    /// Counts and records a refusal. If its sender fails too often, that becomes the refusal, and nothing is logged.
-    fn refuse(
-        &self,
-        call: &'static str,
-        proof: &Proof,
-        refusal: &Refusal,
-        caller: Caller,
-        now: UnixTime,
-    ) -> Result<(), Refusal> {
-        self.metrics.count(call, kind(proof), refusal.code());
-        if refusal.is_failed_proof() && self.admission.has_failed(proof, caller.0, now) {
-            return Err(Refusal::TooManyFailures);
-        }
-        self.note_refused(Some(proof), refusal, caller, now);
-        Ok(())
-    }
-
-    /// Records how many refusals were not logged.
-    pub(crate) fn note_left_out(&self) {
-        let count = self.refusals().take_left_out();
-        if count > 0 {
-            tracing::warn!(count, "refusals were not written down: too many");
-            let (source, left_out) = ("nebula-ca".to_owned(), Some(count));
-            self.audit.write(&Event { event: "refusals_left_out", source, left_out, ..Event::default() }, time::now());
-        }
-    }
-
-    fn refusals(&self) -> MutexGuard<'_, RefusalThrottle> {
-        // Counters stay usable after a panic elsewhere.
-        self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn note_issued(&self, request: &Request, issued: &Issued, caller: Caller, now: UnixTime) {
-        let record = &issued.record;
-        let event = if issued.is_repeat { "repeated" } else { "issued" };
-        tracing::info!(
-            name = record.name, subject = %record.subject, fingerprint = issued.fingerprint, source = %caller.0,
-            "certificate {event}"
-        );
-        let event = Event {
-            event,
-            source: caller.0.to_string(),
-            proof: Some(describe(&request.proof)),
-            subject: Some(record.subject.to_string()),
-            name: Some(&record.name),
-            networks: &record.networks,
-            groups: &record.groups,
-            fingerprint: Some(&issued.fingerprint),
-            not_after: Some(nebula_cert::rfc3339(record.not_after)),
-            ..Event::default()
-        };
-        self.audit.write(&event, now);
-    }
-
-    fn note_ended(&self, event: &'static str, ended: &GivenBack, source: String, proof: Option<String>, now: UnixTime) {
-        for fingerprint in &ended.fingerprints {
-            let fingerprint = fingerprint.to_string();
-            tracing::info!(subject = ended.subject, fingerprint, source, "certificate blocked: {event}");
-            let event = Event {
-                event,
-                source: source.clone(),
-                proof: proof.clone(),
-                subject: Some(ended.subject.clone()),
-                fingerprint: Some(&fingerprint),
-                ..Event::default()
-            };
-            self.audit.write(&event, now);
-        }
-    }
-
-    fn note_refused(&self, proof: Option<&Proof>, refusal: &Refusal, caller: Caller, now: UnixTime) {
-        if !self.refusals().admits(caller.0, now) {
-            return;
-        }
-        let code = refusal.code();
-        tracing::warn!(code, source = %caller.0, "request refused: {refusal}");
-        let subject = match proof {
-            // Only text that passed validation goes into the log as a name.
-            Some(Proof::Node { pod, .. } | Proof::Provisional { pod, .. })
-                if crate::proof::node::check_pod(pod).is_ok() && !refusal.is_failed_proof() =>
-            {
-                Some(format!("pod {}/{}", pod.namespace, pod.name))
-            }
-            _ => None,
-        };
-        let message = refusal.to_string();
-        {
-            let note =
-                RefusalNote { at: now, source: caller.0, code, subject: subject.clone(), message: message.clone() };
-            let mut last = self.last_refusals();
-            last.push_back(note);
-            if last.len() > MAX_REFUSALS_SHOWN {
-                last.pop_front();
-            }
-        }
-        let event = Event {
-            event: "refused",
-            source: caller.0.to_string(),
-            proof: proof.map(describe),
-            subject,
-            code: Some(code),
-            message: Some(message),
-            ..Event::default()
-        };
-        self.audit.write(&event, now);
-    }
-}
-
-/// Each takes a few hundred bytes.
-const MAX_REFUSALS_SHOWN: usize = 20;
-
-fn describe(proof: &Proof) -> String {
-    match proof {
-        Proof::Token { token } => format!("token {}", TokenHash::of(token).id()),
-        Proof::Node { token, .. } | Proof::Provisional { token, .. } if Claimed::is_claimed_by(token) => {
-            format!("{} credential", kind(proof))
-        }
-        other => kind(other).to_owned(),
-    }
-}
-
-fn kind(proof: &Proof) -> &'static str {
-    match proof {
-        Proof::Token { .. } => "token",
-        Proof::Node { .. } => "node",
-        Proof::Provisional { .. } => "provisional",
-        Proof::Pod { .. } => "pod",
-        Proof::Lighthouse { .. } => "lighthouse",
-        Proof::Certificate { .. } => "certificate",
     }
 }
 

@@ -1,4 +1,4 @@
-//! Certificates of pods: what a pod may claim, and the certificate that follows from it.
+//! Certificates of pods: what a pod may get, and the certificate that follows from it.
 
 use std::net::IpAddr;
 
@@ -29,7 +29,7 @@ pub(super) enum Occasion<'a> {
 }
 
 /// A certificate that the policy gives to a pod, still without its overlay addresses.
-pub(super) struct Claim<'a> {
+pub(super) struct Draft<'a> {
     pub(super) policy: &'a PodPolicy,
     pub(super) pod: &'a PodFacts,
     occasion: Occasion<'a>,
@@ -52,38 +52,38 @@ impl Issuer {
         public_key: &str,
         now: UnixTime,
     ) -> Result<Issued, Refusal> {
-        let claim = self.claim(rules, pod, occasion, public_key)?;
+        let draft = self.draft(rules, pod, occasion, public_key)?;
         // Not earlier: a caller that combines its own pod with the UID of another one would use up the other's limit. A
         // repeated answer costs the ledger nothing.
-        let may_repeat = self.newest(&pod.uid)?.is_some_and(|(_, record)| is_for_key(&record, &claim.public_key));
+        let may_repeat = self.newest(&pod.uid)?.is_some_and(|(_, record)| is_for_key(&record, &draft.public_key));
         if !may_repeat {
             self.check_quota(pod, now)?;
         }
-        let networks = self.networks(rules, &claim, now)?;
-        self.check_free(rules, &claim, &networks, now)?;
-        let provisional = claim.provisional.is_some();
-        let grant = claim.grant(networks)?;
+        let networks = self.networks(rules, &draft, now)?;
+        self.check_free(rules, &draft, &networks, now)?;
+        let provisional = draft.provisional.is_some();
+        let grant = draft.grant(networks)?;
         if may_repeat {
             if let Some((fingerprint, record)) =
-                self.issued_for(&pod.uid, &claim.public_key, &grant, provisional, now)?
+                self.issued_for(&pod.uid, &draft.public_key, &grant, provisional, now)?
             {
                 return self.answer(record, fingerprint, true, now);
             }
             self.check_quota(pod, now)?;
         }
-        let Claim { subject, public_key, kept, .. } = claim;
+        let Draft { subject, public_key, kept, .. } = draft;
         let recorded = Recorded { subject: &subject, pod: Some(pod), token: None, provisional, kept };
         self.sign_and_record(rules, &grant, recorded, public_key, now)
     }
 
     /// Checks the pod against the policy and what the ledger knows about it.
-    fn claim<'a>(
+    fn draft<'a>(
         &self,
         rules: &'a Rules,
         pod: &'a PodFacts,
         occasion: Occasion<'a>,
         public_key: &str,
-    ) -> Result<Claim<'a>, Refusal> {
+    ) -> Result<Draft<'a>, Refusal> {
         let policy = rules.policy.pods.as_ref().ok_or(Refusal::PodsDisabled)?;
         let public_key = rules.read_public_key(public_key)?;
         let provisional = match occasion {
@@ -108,7 +108,7 @@ impl Issuer {
         };
         let name = policy.name(pod)?;
         let kept = policy.stable.and_then(|seconds| Some((pod.kept_name()?, seconds)));
-        Ok(Claim { policy, pod, occasion, provisional, public_key, addresses, subject, name, kept })
+        Ok(Draft { policy, pod, occasion, provisional, public_key, addresses, subject, name, kept })
     }
 
     /// Refuses a pod that an operator keeps out, and one whose UID is another pod's.
@@ -134,7 +134,7 @@ impl Issuer {
     }
 }
 
-impl Claim<'_> {
+impl Draft<'_> {
     /// The contents of the certificate with these networks.
     fn grant(&self, networks: Vec<IpNet>) -> Result<Grant, Refusal> {
         let Self { policy, pod, .. } = self;

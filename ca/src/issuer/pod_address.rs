@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use nebula_cert::UnixTime;
 
-use super::{Issuer, Rules, pod::Claim};
+use super::{Issuer, Rules, pod::Draft};
 use crate::{
     address::{AddressMode, Subject},
     cluster::{Asker, Taken},
@@ -16,24 +16,24 @@ use crate::{
 
 impl Issuer {
     /// The overlay addresses that the policy gives to the pod.
-    pub(super) fn networks(&self, rules: &Rules, claim: &Claim<'_>, now: UnixTime) -> Result<Vec<IpNet>, Refusal> {
-        let Claim { policy, pod, addresses, .. } = *claim;
+    pub(super) fn networks(&self, rules: &Rules, draft: &Draft<'_>, now: UnixTime) -> Result<Vec<IpNet>, Refusal> {
+        let Draft { policy, pod, addresses, .. } = *draft;
         let networks = match policy.address {
             AddressMode::Derive => policy.derive(addresses),
             AddressMode::Same => policy.same(addresses),
-            AddressMode::Pool => self.allot(rules, claim, now),
+            AddressMode::Pool => self.allot(rules, draft, now),
         }?;
         // In mode `same` there is no other address by which the API server could know the pod.
         pod.check_address(if policy.address == AddressMode::Same { &[] } else { &networks })?;
         Ok(networks)
     }
 
-    fn allot(&self, rules: &Rules, claim: &Claim<'_>, now: UnixTime) -> Result<Vec<IpNet>, Refusal> {
-        let pool = Pool { prefixes: &claim.policy.overlay, reserved: &claim.policy.reserved };
+    fn allot(&self, rules: &Rules, draft: &Draft<'_>, now: UnixTime) -> Result<Vec<IpNet>, Refusal> {
+        let pool = Pool { prefixes: &draft.policy.overlay, reserved: &draft.policy.reserved };
         // An address is free again only after the longest possible life, whatever life this certificate gets.
         let until = rules.authority.end_of_life(rules.policy.longest_pod_life(), now);
-        let kept_name = claim.kept.as_ref().map(|(name, _)| name.as_str());
-        let pod = Allottee { subject: &claim.subject, kept_name };
+        let kept_name = draft.kept.as_ref().map(|(name, _)| name.as_str());
+        let pod = Allottee { subject: &draft.subject, kept_name };
         self.store.allot(&pod, &pool, until, now).map_err(|error| match error {
             AllotError::Exhausted(prefix) => {
                 let kept = self.store.kept_addresses().unwrap_or_default().into_iter();
@@ -54,11 +54,11 @@ impl Issuer {
     pub(super) fn check_free(
         &self,
         rules: &Rules,
-        claim: &Claim<'_>,
+        draft: &Draft<'_>,
         networks: &[IpNet],
         now: UnixTime,
     ) -> Result<(), Refusal> {
-        let Claim { policy, pod, addresses, subject, .. } = claim;
+        let Draft { policy, pod, addresses, subject, .. } = draft;
         let (Some((cluster, settings)), Some(node)) = (rules.kubernetes(), &pod.node) else { return Ok(()) };
         if policy.address == AddressMode::Pool {
             return Ok(());

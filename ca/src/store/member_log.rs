@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     IssuedRecord, PodRecord, StoreError,
-    ledger::{CHANGES, Database, ISSUED, META, PODS, Rows, Table, each_row, get_in, parse, put},
+    rows::{CHANGES, Database, ISSUED, META, PODS, Rows, Table, each_row, get_in, parse, put},
 };
 use crate::address::Subject;
 

@@ -4,6 +4,7 @@
 //! Decisions are made outside and *checked again* inside [`Store::record`], which keeps them safe when several services
 //! share one store.
 
+mod holders;
 mod ledger;
 mod member_log;
 #[cfg(feature = "postgres")]
@@ -11,6 +12,7 @@ mod postgres;
 #[cfg(feature = "postgres")]
 mod postgres_tls;
 mod redb;
+mod rows;
 
 use std::net::IpAddr;
 
@@ -21,7 +23,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use self::member_log::{KEPT_CHANGES, MemberChange, Position};
 #[cfg(feature = "postgres")]
 pub(crate) use self::postgres::PostgresStore;
-pub(crate) use self::{ledger::StoredRow, redb::RedbStore};
+pub(crate) use self::{redb::RedbStore, rows::StoredRow};
 use crate::{
     address::{self, AddressMode, Holder, Kept, Subject},
     directory::{DATABASE, Directory, STORE},

@@ -11,8 +11,9 @@ use ::postgres::{Client, Config, Row as Found, Transaction};
 
 use crate::store::{
     Beginning, StoreError,
-    ledger::{Database, Ledger, Row, Rows, Table},
+    ledger::Ledger,
     postgres_tls::Protection,
+    rows::{Database, Row, Rows, Table},
 };
 
 /// The store that replicas share.

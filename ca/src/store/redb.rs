@@ -20,7 +20,8 @@ use crate::{
     directory::hand_over,
     store::{
         Beginning, StoreError, StoredRow,
-        ledger::{Database, Ledger, Row, Rows, TABLES, Table},
+        ledger::Ledger,
+        rows::{Database, Row, Rows, TABLES, Table},
     },
 };
 
