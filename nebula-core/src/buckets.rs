@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 use std::time::Instant;
 
-/// Limits what is spent for each address. The addresses of an IPv6 network (/64) share a bucket, since the owner of one has
-/// them all; and so do other addresses with the same hash, which nobody can predict.
+/// Limits what is spent for each address. The addresses of an IPv6 network (/64) share a bucket, since the owner of
+/// one has them all; and so do other addresses with the same hash, which nobody can predict.
 #[derive(Debug)]
 pub(crate) struct Buckets {
     /// What a bucket that was not used for a while holds.

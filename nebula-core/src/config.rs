@@ -74,8 +74,8 @@ pub struct Config {
     /// MTU of the overlay device in bytes: how large the packets are that path MTU discovery tries to get to each peer.
     /// `None`: no discovery, and every packet is sent whatever the path carries.
     pub path_mtu: Option<u16>,
-    /// Measure the paths to a peer that has several, by probes in its tunnel, and use the best. Direct paths are measured
-    /// only with peers that do so, too.
+    /// Measure the paths to a peer that has several, by probes in its tunnel, and use the best. Direct paths are
+    /// measured only with peers that do so, too.
     pub measure_paths: bool,
     /// Peers whose tunnels are kept although nobody uses them.
     pub keep: Keep,
@@ -171,8 +171,8 @@ impl Config {
         !self.keeps_to_relays(peer) && self.lighthouse.remote_allow.allows(peer, endpoint.ip())
     }
 
-    /// Whether [`Relay::force`] keeps this node from talking to a peer directly: it is no lighthouse, and no relay that this
-    /// node uses.
+    /// Whether [`Relay::force`] keeps this node from talking to a peer directly: it is no lighthouse, and no relay
+    /// that this node uses.
     pub(crate) fn keeps_to_relays(&self, peer: &[IpAddr]) -> bool {
         let Relay { force, am_relay, relays, used, .. } = &self.relay;
         let is_needed = |at: &IpAddr| self.is_lighthouse(*at) || relays.contains(at) || used.contains(at);

@@ -15,9 +15,10 @@ use crate::{Config, DropReason, Event, Forwarder, Lane, Node, PacketOwned, Seed,
 
 /// A whole node without IO: the program brings sockets, a clock and the overlay packets.
 ///
-/// Each call takes something in and returns its complete [`Output`]: datagrams to send, packets for this host, events, and
-/// when to call [`Engine::timeout`] at the latest. Outputs borrow from the engine and from the receive buffer, so they are
-/// used up before the next call. Times must never go backwards. The crate's front page shows the loop.
+/// Each call takes something in and returns its complete [`Output`]: datagrams to send, packets for this host,
+/// events, and when to call [`Engine::timeout`] at the latest. Outputs borrow from the engine and from the receive
+/// buffer, so they are used up before the next call. Times must never go backwards. The crate's front page shows the
+/// loop.
 ///
 /// Engines share nothing with each other, so one process can have many, on any threads. A program that wants several
 /// threads for one node uses [`Node`] with a [`Lane`] per thread instead.
@@ -44,8 +45,9 @@ struct Built {
 }
 
 impl Engine {
-    /// A node that starts at `clock.at`. All its randomness derives from `seed`. Without sockets of its own it knows no
-    /// port: [`Config::listen_port`] must be that of the program's socket if the node shall be found through lighthouses.
+    /// A node that starts at `clock.at`. All its randomness derives from `seed`. Without sockets of its own it knows
+    /// no port: [`Config::listen_port`] must be that of the program's socket if the node shall be found through
+    /// lighthouses.
     ///
     /// Some output may be due at once: call [`Engine::timeout`] first.
     ///
@@ -72,14 +74,14 @@ impl Engine {
         }
     }
 
-    /// Takes an overlay packet of this host to send, possibly a super-packet. Its bytes are unspecified afterwards. Without
-    /// a tunnel to the peer it waits in the node until the handshake is done.
+    /// Takes an overlay packet of this host to send, possibly a super-packet. Its bytes are unspecified afterwards.
+    /// Without a tunnel to the peer it waits in the node until the handshake is done.
     pub fn send(&mut self, now: Instant, packet: &mut [u8], offload: Offload) -> Output<'_> {
         self.send_all(now, std::iter::once((packet, offload)))
     }
 
-    /// Like [`Engine::send`], for several packets. Once the output is large enough, the rest of `packets` is left alone: pass
-    /// a `&mut` iterator to go on with it after the output is sent.
+    /// Like [`Engine::send`], for several packets. Once the output is large enough, the rest of `packets` is left
+    /// alone: pass a `&mut` iterator to go on with it after the output is sent.
     pub fn send_all<'p>(
         &mut self,
         now: Instant,
@@ -101,8 +103,8 @@ impl Engine {
         self.finish(now, &[])
     }
 
-    /// Takes one datagram from the underlay. It is decrypted in place, and packets of the output lie in it. An IPv4-mapped
-    /// source must be unmapped ([`IpAddr::to_canonical`]).
+    /// Takes one datagram from the underlay. It is decrypted in place, and packets of the output lie in it. An
+    /// IPv4-mapped source must be unmapped ([`IpAddr::to_canonical`]).
     pub fn receive<'a>(&'a mut self, now: Instant, from: SocketAddr, datagram: &'a mut [u8]) -> Output<'a> {
         let received = Received { from, range: 0..datagram.len(), segment_size: datagram.len().max(1) };
         self.receive_all(now, datagram, &[received])
@@ -129,16 +131,16 @@ impl Engine {
         self.control(now, |node| node.connect(now, peer)).1
     }
 
-    /// Calls the control plane: to close tunnels, to replace parts of the configuration, to tell it the addresses of local
-    /// interfaces, to look into it.
+    /// Calls the control plane: to close tunnels, to replace parts of the configuration, to tell it the addresses of
+    /// local interfaces, to look into it.
     pub fn control<T>(&mut self, now: Instant, work: impl FnOnce(&mut Node) -> T) -> (T, Output<'_>) {
         self.begin(now);
         let result = work(&mut self.node);
         (result, self.finish(now, &[]))
     }
 
-    /// When to call [`Engine::timeout`] at the latest, if nothing happens before; `None`: not at all. Every call may change
-    /// it.
+    /// When to call [`Engine::timeout`] at the latest, if nothing happens before; `None`: not at all. Every call may
+    /// change it.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         [self.node.poll_timeout(), self.lane.early_due()].into_iter().flatten().min()
@@ -168,8 +170,8 @@ impl Engine {
         self.forwarder.counters()
     }
 
-    /// Sets whether received TCP segments and UDP datagrams of one flow are joined into super-packets, which a TCP stack
-    /// handles at a fraction of the cost; see [`Packet::offload`]. Default: neither.
+    /// Sets whether received TCP segments and UDP datagrams of one flow are joined into super-packets, which a TCP
+    /// stack handles at a fraction of the cost; see [`Packet::offload`]. Default: neither.
     pub fn set_coalesce(&mut self, tcp: bool, udp: bool) {
         self.lane.set_coalesce(tcp, udp);
     }
@@ -411,8 +413,8 @@ impl<'a> Packet<'a> {
         self.header_len
     }
 
-    /// The verified certificate of the peer whose tunnel it came by: for a host in a network behind a peer, that of the peer. `None` if
-    /// that tunnel has ended since, and for a packet of this node itself.
+    /// The verified certificate of the peer whose tunnel it came by: for a host in a network behind a peer, that of
+    /// the peer. `None` if that tunnel has ended since, and for a packet of this node itself.
     #[must_use]
     pub fn sender(self) -> Option<VerifiedCertificate> {
         let (forwarder, tunnel) = self.origin;

@@ -138,7 +138,8 @@
 //!
 //! use nebula_core::{Lane, Node};
 //!
-//! /// Hands the punts of a lane to the node and sends its answers. Returns when the node must be called again at the latest.
+//! /// Hands the punts of a lane to the node and sends its answers. Returns when the node must be called again
+//! /// at the latest.
 //! fn turn(node: &mut Node, lane: &mut Lane, now: Instant, send: impl Fn(SocketAddr, &[u8])) -> Option<Instant> {
 //!     for punt in lane.take_punts() {
 //!         node.handle_punt(now, punt);

@@ -4,9 +4,9 @@ use zeroize::Zeroizing;
 
 /// Seeds the random generator of one node.
 ///
-/// Everything random of the node derives from it, its ephemeral handshake keys included: whoever knows the seed can read
-/// the traffic of the node, and two nodes (or two runs of one node) with the same seed give their secrets away. So it
-/// comes from the operating system, is used once, is erased when dropped, and is never shown.
+/// Everything random of the node derives from it, its ephemeral handshake keys included: whoever knows the seed can
+/// read the traffic of the node, and two nodes (or two runs of one node) with the same seed give their secrets away.
+/// So it comes from the operating system, is used once, is erased when dropped, and is never shown.
 pub struct Seed(Zeroizing<[u8; 32]>);
 
 impl Seed {

@@ -1,4 +1,5 @@
-//! The child process that talks to the CA service for the daemon: `nebula-enrol -follow`. What it says is hostile input.
+//! The child process that talks to the CA service for the daemon: `nebula-enrol -follow`. What it says is hostile
+//! input.
 
 use std::io::{self, Read};
 use std::os::fd::AsFd;
@@ -35,8 +36,8 @@ pub(crate) enum Heard {
 }
 
 impl Follower {
-    /// Starts the child for the enrolment in `folder`. Call it on a thread that lives as long as the process: the kernel
-    /// ends the child with that thread.
+    /// Starts the child for the enrolment in `folder`. Call it on a thread that lives as long as the process: the
+    /// kernel ends the child with that thread.
     ///
     /// # Errors
     /// Returns an error if the program is missing or cannot be executed.

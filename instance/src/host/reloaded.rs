@@ -25,8 +25,8 @@ pub struct Reloaded {
 }
 
 impl Reloaded {
-    /// Reads the files at `path` again, for a node that runs with `current`, and applies their logging settings. May wait for a
-    /// name server.
+    /// Reads the files at `path` again, for a node that runs with `current`, and applies their logging settings. May
+    /// wait for a name server.
     ///
     /// # Errors
     /// Returns the errors found, which have been logged. The node goes on as it is.
@@ -64,8 +64,8 @@ impl Reloaded {
         }
     }
 
-    /// The edit that makes the core's configuration under `current` what these settings say. `names` are those that are being
-    /// looked up.
+    /// The edit that makes the core's configuration under `current` what these settings say. `names` are those that
+    /// are being looked up.
     pub fn edit(
         &self,
         current: &Settings,

@@ -159,8 +159,8 @@ impl OverlayLink {
         for route in self.routes.iter().filter(|route| !self.is_made_by_kernel(route)) {
             let added = kernel.add_route(index, route, self.mtu).or_else(|error| {
                 let sourceless = LinkRoute { source: None, ..route.clone() };
-                // While the kernel still looks for duplicates of an address, it takes no route that names it. Without one it
-                // finds the address itself, later.
+                // While the kernel still looks for duplicates of an address, it takes no route that names it. Without
+                // one it finds the address itself, later.
                 let is_tentative = error.raw_os_error() == Some(libc::EINVAL) && may_be_tentative(route);
                 if is_tentative { kernel.add_route(index, &sourceless, self.mtu) } else { Err(error) }
             });
@@ -247,8 +247,8 @@ impl OverlayLink {
         for address in &self.addresses {
             found.extend(offer(Loss::Address(*address), *address, kernel.ensure_address(index, *address)));
         }
-        // With an address the kernel recreates its route, and knows nothing of a special MTU; with the MTU of the device
-        // it changes that of routes of IPv6.
+        // With an address the kernel recreates its route, and knows nothing of a special MTU; with the MTU of the
+        // device it changes that of routes of IPv6.
         let is_renewed = |route: &&LinkRoute| {
             let is_new =
                 |source| found.iter().any(|(loss, _)| matches!(loss, Loss::Address(new) if new.addr() == source));

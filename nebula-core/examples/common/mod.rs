@@ -42,8 +42,8 @@ impl Authority {
         Ok(Identity::new(vec![template.sign(&self.certificate, &self.key)?], key)?)
     }
 
-    /// Configuration of host `number` (its overlay address is 10.42.0.NUMBER), which knows the endpoint of one other host
-    /// and allows everything.
+    /// Configuration of host `number` (its overlay address is 10.42.0.NUMBER), which knows the endpoint of one other
+    /// host and allows everything.
     pub(crate) fn config(&self, number: u8, peer: (u8, SocketAddr)) -> Result<Config, Box<dyn std::error::Error>> {
         let identity = self.identity(&format!("host-{number}"), &format!("10.42.0.{number}/16"))?;
         let mut config = Config::new(identity, self.trust()?);

@@ -8,8 +8,8 @@ use super::hash::{Hashed, Key};
 /// After so many new flows the oldest ones are forgotten, at most twice as many are remembered. About 20 KB.
 const GENERATION: usize = 1024;
 
-/// The last flows, by their hash, in two generations. Of a flow that was forgotten, the Service's endpoints of the moment
-/// decide again.
+/// The last flows, by their hash, in two generations. Of a flow that was forgotten, the Service's endpoints of the
+/// moment decide again.
 #[derive(Debug, Default)]
 pub(super) struct Bypassed {
     recent: HashSet<u64, Hashed>,

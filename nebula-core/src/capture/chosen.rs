@@ -38,8 +38,9 @@ impl Chosen {
         }
     }
 
-    /// Chooses among the endpoints by the flow alone, so that an instance that starts again finds the endpoints of its
-    /// pod's connections. With affinity, all flows of this pod to the Service count as one. `None` if there is none to choose.
+    /// Chooses among the endpoints by the flow alone, so that an instance that starts again finds the endpoints of
+    /// its pod's connections. With affinity, all flows of this pod to the Service count as one. `None` if there is
+    /// none to choose.
     pub(super) fn of(directory: &dyn Directory, service: &Service, flow: &FlowKey) -> Option<Self> {
         if service.ready == 0 {
             return (service.clear > 0).then_some(Self::Clear);

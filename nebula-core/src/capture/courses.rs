@@ -9,7 +9,8 @@ use crate::wire::ip::FlowKey;
 const MIN_ENTRIES: usize = 32;
 // About 180 KB.
 const MAX_ENTRIES: usize = 1024;
-/// How long a lane may use a course before it must ask the shared table again, which by then may take the flow for idle.
+/// How long a lane may use a course before it must ask the shared table again, which by then may take the flow for
+/// idle.
 const KEEP_FOR: Duration = Duration::from_secs(1);
 
 /// A direct-mapped cache that grows with the number of concurrent flows. Allocated with the first flow.

@@ -58,8 +58,8 @@ pub struct Service {
     pub id: u32,
     /// Number of enrolled endpoints to choose from.
     pub ready: u32,
-    /// Number of endpoints to choose from that are not enrolled: flows to those leave on the primary network, to the Service's
-    /// address. Greater than 0 if the other number is not.
+    /// Number of endpoints to choose from that are not enrolled: flows to those leave on the primary network, to the
+    /// Service's address. Greater than 0 if the other number is not.
     pub clear: u32,
     /// Session affinity by client: the same endpoint until this long has passed without a new flow.
     pub affinity: Option<Duration>,
@@ -85,8 +85,9 @@ pub trait Directory: fmt::Debug + Send + Sync {
     fn find(&self, target: &Target) -> Found;
     /// The `n`th enrolled endpoint to choose from, for `n` below [`Service::ready`].
     fn endpoint(&self, service: &Service, n: u32) -> Option<Endpoint>;
-    /// The endpoint to choose for a flow with this hash, as a number for [`Directory::endpoint`], or from [`Service::ready`] on
-    /// for one that is not enrolled: by [`rendezvous`], so that it depends on the flow and the endpoints only.
+    /// The endpoint to choose for a flow with this hash, as a number for [`Directory::endpoint`], or from
+    /// [`Service::ready`] on for one that is not enrolled: by [`rendezvous`], so that it depends on the flow and the
+    /// endpoints only.
     fn choose(&self, service: &Service, hash: u64) -> Option<u32> {
         let tag_of = |n| self.endpoint(service, n).map_or(0, |endpoint| tag(endpoint.address, endpoint.port));
         rendezvous(hash, (0..service.ready).map(tag_of).chain(clear_tags(service.clear)))

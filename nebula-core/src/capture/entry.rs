@@ -38,7 +38,8 @@ pub(super) enum State {
     Closing,
     /// TCP: one side has reset the connection.
     Reset,
-    /// TCP: its endpoint is gone. It is refused until the pod is done with it, so that nothing of it goes anywhere else.
+    /// TCP: its endpoint is gone. It is refused until the pod is done with it, so that nothing of it goes anywhere
+    /// else.
     Gone,
 }
 
@@ -85,8 +86,8 @@ impl Entry {
         }
     }
 
-    /// Whether the flow may keep its endpoint: a connection as long as the pod is the same one, anything else only while
-    /// the Service still has it.
+    /// Whether the flow may keep its endpoint: a connection as long as the pod is the same one, anything else only
+    /// while the Service still has it.
     pub(super) fn stands(&self, directory: &dyn Directory) -> bool {
         let Translation { original, wire, is_own, .. } = &self.translation;
         let (address, port) = if *is_own { (wire.local, wire.local_port) } else { (wire.remote, wire.remote_port) };

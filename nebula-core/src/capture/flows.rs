@@ -60,8 +60,8 @@ pub(crate) struct First<'a> {
 pub struct OpenedBefore {
     /// As the program knows it.
     pub flow: FlowKey,
-    /// Where the primary network led it, if it was opened before it was captured: the endpoint of a Service. `None`: it gets
-    /// the endpoint that an earlier instance of this node chose.
+    /// Where the primary network led it, if it was opened before it was captured: the endpoint of a Service. `None`:
+    /// it gets the endpoint that an earlier instance of this node chose.
     pub led_to: Option<SocketAddr>,
 }
 
@@ -155,8 +155,8 @@ impl Translations {
         choice.make(&mut table, is_tracked)
     }
 
-    /// Gives a flow its course that the pod opened before this program started, so that the other end can speak first. A
-    /// flow to somebody who is not known counts as one that was in a tunnel.
+    /// Gives a flow its course that the pod opened before this program started, so that the other end can speak
+    /// first. A flow to somebody who is not known counts as one that was in a tunnel.
     pub(crate) fn resume(&self, current: &Current, before: &OpenedBefore, now: Instant) {
         let OpenedBefore { flow, led_to } = before;
         let first = First { flow, opens: true, led_to: *led_to, now };
@@ -184,8 +184,8 @@ impl Translations {
         found.iter().for_each(|flow| self.resume(current, flow, now));
     }
 
-    /// Whether an inbound packet is the first one of a flow that was resumed: the firewall does not know yet that the pod
-    /// opened it.
+    /// Whether an inbound packet is the first one of a flow that was resumed: the firewall does not know yet that the
+    /// pod opened it.
     pub(crate) fn is_resumed(&self, current: &Current, wire: &FlowKey, now: Instant) -> bool {
         let now = self.millis(now);
         let mut table = self.lock();

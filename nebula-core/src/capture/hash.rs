@@ -1,5 +1,5 @@
-//! The hash of flows in the table: a tenth of the time of the standard library's, which must withstand keys of anybody, and
-//! made once for all that is done with a flow.
+//! The hash of flows in the table: a tenth of the time of the standard library's, which must withstand keys of
+//! anybody, and made once for all that is done with a flow.
 //!
 //! Only the pod itself adds flows. The key is random all the same.
 

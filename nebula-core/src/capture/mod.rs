@@ -6,13 +6,15 @@
 //! answers get the Service's address back. Firewall and tunnel see the form on the wire only.
 //!
 //! - `directory`: what is asked, and who answers.
-//! - `flows` with `table`, `entry`, `hash` and `affinity`: the decisions, and the flows that they hold for. Shared by all lanes.
+//! - `flows` with `table`, `entry`, `hash` and `affinity`: the decisions, and the flows that they hold for. Shared by
+//!   all lanes.
 //! - `chosen` with `rendezvous`: which endpoint a flow gets.
 //! - `bypassed`: flows to Services that leave on the primary network, and stay there.
 //! - `sealed`: flows into tunnels that are not translated, which never leave on the primary network.
 //! - `courses`: a lane's cache of decisions.
 //! - `fragments`: the decisions for packets in fragments.
-//! - `translation`: both forms of a flow, and how packets are rewritten between them; the bytes are written in `forward`.
+//! - `translation`: both forms of a flow, and how packets are rewritten between them; the bytes are written in
+//!   `forward`.
 
 mod affinity;
 mod bypassed;

@@ -1,6 +1,6 @@
-//! Rendezvous hashing (Thaler and Ravishankar, 1998): a choice that needs no memory. Who asks again for the same flow gets
-//! the same endpoint, also after a restart, in whatever order the endpoints are listed; when one is added or removed, only the
-//! flows move that go to it.
+//! Rendezvous hashing (Thaler and Ravishankar, 1998): a choice that needs no memory. Who asks again for the same flow
+//! gets the same endpoint, also after a restart, in whatever order the endpoints are listed; when one is added or
+//! removed, only the flows move that go to it.
 
 use std::net::IpAddr;
 
@@ -30,8 +30,9 @@ pub(super) fn tag(address: IpAddr, port: u16) -> u32 {
     scramble_address(port.into(), address) as u32
 }
 
-/// Tags for a Service's endpoints that are not enrolled. Which one of them a flow gets is not decided here, so they are only
-/// counted: when there is one more or less, the flows move that go to the last one. A directory's own tags are smaller.
+/// Tags for a Service's endpoints that are not enrolled. Which one of them a flow gets is not decided here, so they
+/// are only counted: when there is one more or less, the flows move that go to the last one. A directory's own tags
+/// are smaller.
 pub fn clear_tags(count: u32) -> impl Iterator<Item = u32> {
     (0..count).map(|n| FIRST_CLEAR.saturating_add(n))
 }

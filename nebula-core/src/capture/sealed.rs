@@ -1,10 +1,10 @@
-//! Flows that went into a tunnel as they are. While such a flow lasts, nothing of it leaves in clear, whatever pod has the
-//! address of its other end meanwhile.
+//! Flows that went into a tunnel as they are. While such a flow lasts, nothing of it leaves in clear, whatever pod
+//! has the address of its other end meanwhile.
 //!
-//! A connection lasts until the pod ends it or opens another one with the same addresses and ports, or was idle for half a
-//! day; any other flow until it was idle for three minutes, as with connection tracking. Flows are remembered by their hash.
-//! If there are too many of them, the idle ones are forgotten, and for as long as one of those could last, a flow of which
-//! nothing is known counts as one of them.
+//! A connection lasts until the pod ends it or opens another one with the same addresses and ports, or was idle for
+//! half a day; any other flow until it was idle for three minutes, as with connection tracking. Flows are remembered
+//! by their hash. If there are too many of them, the idle ones are forgotten, and for as long as one of those could
+//! last, a flow of which nothing is known counts as one of them.
 
 use std::collections::HashSet;
 
@@ -82,8 +82,8 @@ impl Sealed {
     }
 }
 
-/// Flows by the time of their last use: within the last `lasts`, and within the same time before. What is idle for longer is
-/// forgotten.
+/// Flows by the time of their last use: within the last `lasts`, and within the same time before. What is idle for
+/// longer is forgotten.
 #[derive(Debug)]
 struct Generations {
     recent: HashSet<u64, Hashed>,

@@ -22,8 +22,8 @@ pub(super) struct Table {
     keyed: Keyed,
     by_original: HashMap<Key, Entry, Hashed>,
     by_wire: HashMap<Key, Key, Hashed>,
-    /// Flows of each class, roughly in order of their last use: a flow that was used since it was queued goes to the end
-    /// when its turn comes.
+    /// Flows of each class, roughly in order of their last use: a flow that was used since it was queued goes to the
+    /// end when its turn comes.
     queues: [VecDeque<Turn>; 2],
     next_id: u64,
     pub(super) affinities: Affinities,
@@ -137,7 +137,8 @@ impl Table {
         let is_due = |table: &Self, class: Class| {
             let queue = &table.queues[class as usize];
             let turn = queue.front()?;
-            // Most often there is nothing to look up: a queue is only swept earlier if most of it is left of former flows.
+            // Most often there is nothing to look up: a queue is only swept earlier if most of it is left of former
+            // flows.
             if now < turn.last_used.saturating_add(SHORTEST_TIMEOUT) && queue.len() <= 2 * table.len() {
                 return Some(false);
             }

@@ -79,8 +79,9 @@ pub enum ConfigProblem {
 }
 
 impl Config {
-    /// Looks for contradictions: settings with which a node would start and then silently not work, such as a lighthouse
-    /// without an address. [`crate::Engine::new`] and, by default, the driver refuse a configuration that has any.
+    /// Looks for contradictions: settings with which a node would start and then silently not work, such as a
+    /// lighthouse without an address. [`crate::Engine::new`] and, by default, the driver refuse a configuration that
+    /// has any.
     ///
     /// # Errors
     /// Returns everything that was found.

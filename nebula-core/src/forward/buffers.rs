@@ -38,9 +38,10 @@ pub struct Delivery {
     /// Positions in [`Lane::pieces`](crate::Lane::pieces); each piece is a range of the receive buffer.
     pub pieces: Range<usize>,
     /// What the packet leaves to the device. A packet joined from several (only after
-    /// [`Lane::set_coalesce`](crate::Lane::set_coalesce)) says where to cut it, and its transport checksum is partial: it
-    /// holds only the sum of the pseudo-header. Every packet in it was authenticated and had a checksum of its own, so a
-    /// receiver in this process need not complete it; [`cut_packet`](super::cut_packet) gives complete packets.
+    /// [`Lane::set_coalesce`](crate::Lane::set_coalesce)) says where to cut it, and its transport checksum is
+    /// partial: it holds only the sum of the pseudo-header. Every packet in it was authenticated and had a checksum
+    /// of its own, so a receiver in this process need not complete it; [`cut_packet`](super::cut_packet) gives
+    /// complete packets.
     pub offload: Offload,
     /// Length of IP and transport header together, for the virtio-net header.
     pub header_len: u16,

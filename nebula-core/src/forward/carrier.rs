@@ -81,8 +81,8 @@ impl Forwarder {
         }
     }
 
-    /// Like [`Forwarder::carrier`], for `bytes` that are about to be sent: if an endpoint is on trial and may get them, it is
-    /// the path.
+    /// Like [`Forwarder::carrier`], for `bytes` that are about to be sent: if an endpoint is on trial and may get
+    /// them, it is the path.
     pub(crate) fn carrier_for(&self, tunnel: &Tunnel, bytes: usize) -> Option<Carrier> {
         let on_trial = tunnel.trial().filter(|trial| trial.may_send(bytes));
         on_trial.map(|trial| Carrier::direct(trial.at)).or_else(|| self.carrier(tunnel))

@@ -39,7 +39,8 @@ impl Sum {
         Self(self.0 + u64::from(number))
     }
 
-    /// Adds the pseudo-header of TCP, UDP or ICMPv6 over the packet's addresses, the source's and then the destination's.
+    /// Adds the pseudo-header of TCP, UDP or ICMPv6 over the packet's addresses, the source's and then the
+    /// destination's.
     #[must_use]
     pub fn add_pseudo_header(self, addresses: &[u8], protocol: u8, transport_len: usize) -> Self {
         self.add(addresses).add_number(protocol.into()).add_number(transport_len as u16)

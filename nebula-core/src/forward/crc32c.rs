@@ -1,8 +1,9 @@
-//! The checksum of SCTP (CRC32c, RFC 9260 appendix A), corrected by the difference: a CRC is linear, so the packet need not be
-//! read.
+//! The checksum of SCTP (CRC32c, RFC 9260 appendix A), corrected by the difference: a CRC is linear, so the packet
+//! need not be read.
 
-/// What a change of the first four bytes of a packet of `len` bytes, given as their exclusive or, adds to its checksum (also
-/// by exclusive or). Both are the numbers that the bytes are in little-endian order, as SCTP sends its checksum.
+/// What a change of the first four bytes of a packet of `len` bytes, given as their exclusive or, adds to its
+/// checksum (also by exclusive or). Both are the numbers that the bytes are in little-endian order, as SCTP sends its
+/// checksum.
 pub(super) fn change(of_first_four: u32, len: usize) -> u32 {
     // The first bytes count as a polynomial, times x for each bit from their beginning to the end of the packet.
     let mut product = of_first_four;

@@ -100,9 +100,9 @@ impl Lane {
         &self.counters
     }
 
-    /// Sealed datagrams to send, since the last [`Lane::clear`]. [`crate::Forwarder::outbound`] is not the only one that
-    /// fills them: [`crate::Forwarder::inbound`] adds the datagrams that this node relays and the answers to packets that
-    /// its firewall rejects. So send them after every call of either.
+    /// Sealed datagrams to send, since the last [`Lane::clear`]. [`crate::Forwarder::outbound`] is not the only one
+    /// that fills them: [`crate::Forwarder::inbound`] adds the datagrams that this node relays and the answers to
+    /// packets that its firewall rejects. So send them after every call of either.
     #[must_use]
     pub fn runs(&self) -> &[Run] {
         &self.runs
@@ -115,7 +115,8 @@ impl Lane {
     }
 
     /// Packets for the overlay device since the last [`Lane::clear`], in order per flow: those of
-    /// [`crate::Forwarder::inbound`], and from [`crate::Forwarder::outbound`] the answers to packets that were rejected.
+    /// [`crate::Forwarder::inbound`], and from [`crate::Forwarder::outbound`] the answers to packets that were
+    /// rejected.
     #[must_use]
     pub fn deliveries(&self) -> &[Delivery] {
         &self.deliveries
@@ -133,8 +134,8 @@ impl Lane {
         &self.pieces
     }
 
-    /// Appends the packet of a delivery to `packet`, as it stands: not cut, and its checksum as [`Delivery::offload`] says.
-    /// `memory` is the buffer that was passed to [`crate::Forwarder::inbound`], or returned by
+    /// Appends the packet of a delivery to `packet`, as it stands: not cut, and its checksum as [`Delivery::offload`]
+    /// says. `memory` is the buffer that was passed to [`crate::Forwarder::inbound`], or returned by
     /// [`crate::Forwarder::inbound_early`]; after [`crate::Forwarder::outbound`] it is not needed and may be empty.
     pub fn copy_delivery(&self, delivery: &Delivery, memory: &[u8], packet: &mut Vec<u8>) {
         packet.extend_from_slice(&self.headers[delivery.header.clone()]);
@@ -149,8 +150,8 @@ impl Lane {
         self.sample_after.is_none_or(|after| now >= after)
     }
 
-    /// Reports a dropped overlay packet to the control plane, if the reason matters there and no packet of this kind was
-    /// reported in the last second.
+    /// Reports a dropped overlay packet to the control plane, if the reason matters there and no packet of this kind
+    /// was reported in the last second.
     #[cold]
     #[inline(never)]
     pub(super) fn sample(
@@ -242,8 +243,8 @@ impl Lane {
         self.deliver_whole(packet, Offload::default(), 0);
     }
 
-    /// Queues a (super-)packet for delivery to the device. `header_len` is the length of its IP and transport header, or
-    /// 0 if it is not a super-packet.
+    /// Queues a (super-)packet for delivery to the device. `header_len` is the length of its IP and transport header,
+    /// or 0 if it is not a super-packet.
     pub(super) fn deliver_whole(&mut self, packet: &[u8], offload: Offload, header_len: u16) {
         let start = self.headers.len();
         self.headers.extend_from_slice(packet);

@@ -39,8 +39,8 @@ pub(super) fn answer(packet: &[u8], parsed: &Packet, meaning: Meaning) -> Option
     }
 }
 
-/// Builds the answer to a packet that is larger than the `mtu` of the path (RFC 1191, RFC 8201). Returns `None` if it must
-/// never be answered, or if its sender could not send less.
+/// Builds the answer to a packet that is larger than the `mtu` of the path (RFC 1191, RFC 8201). Returns `None` if it
+/// must never be answered, or if its sender could not send less.
 pub(super) fn too_big(packet: &[u8], parsed: &Packet, mtu: u16) -> Option<Vec<u8>> {
     if !has_answer(packet, parsed) {
         return None;

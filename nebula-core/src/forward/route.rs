@@ -61,8 +61,8 @@ impl Routes {
         Self { networks: networks.to_vec(), subnets, shared, pins }
     }
 
-    /// The next hop of `flow`; `None` if there is no route. With `keeps`, a flow that does not take the gateway that its
-    /// hash selects stays on the one that it gets now.
+    /// The next hop of `flow`; `None` if there is no route. With `keeps`, a flow that does not take the gateway that
+    /// its hash selects stays on the one that it gets now.
     pub(super) fn next_hop(&self, flow: &FlowKey, keeps: bool) -> Option<NextHop<'_>> {
         if self.is_overlay(flow.remote) {
             return Some(NextHop { peer: flow.remote, gateways: &[] });

@@ -6,9 +6,10 @@ use std::time::Instant;
 use crate::Origin;
 use crate::buckets::{Buckets, SLOTS};
 
-/// A certificate with many groups or networks makes a message 2 that is much longer than three messages 1. Each caller gets it at
-/// once all the same. So that nobody can use this node to flood somebody else, there is a limit for each source address and one
-/// for all, as callers with forged addresses would reach them; a caller that proves to be there gives back what it got.
+/// A certificate with many groups or networks makes a message 2 that is much longer than three messages 1. Each
+/// caller gets it at once all the same. So that nobody can use this node to flood somebody else, there is a limit for
+/// each source address and one for all, as callers with forged addresses would reach them; a caller that proves to be
+/// there gives back what it got.
 #[derive(Debug)]
 pub(super) struct Excess {
     by_source: Buckets,
@@ -47,7 +48,8 @@ impl Excess {
 
 /// All addresses share one bucket.
 const ANY: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
-/// Seventeen of the largest messages, or two hundred with a hundred groups in the certificate: a whole office may call at once.
+/// Seventeen of the largest messages, or two hundred with a hundred groups in the certificate: a whole office may
+/// call at once.
 const SOURCE_BYTES: u32 = 128 << 10;
 /// One of the largest every two seconds.
 const SOURCE_BYTES_PER_SECOND: u32 = 4 << 10;

@@ -111,8 +111,8 @@ impl Answered {
         self.sender.received = self.sender.received.saturating_add(bytes);
     }
 
-    /// Decides whether this many bytes may be sent to the sender; if so, they count towards its limit. A message 2 that is
-    /// longer than three messages 1, and the tests after it, `take` what is missing from the excess.
+    /// Decides whether this many bytes may be sent to the sender; if so, they count towards its limit. A message 2
+    /// that is longer than three messages 1, and the tests after it, `take` what is missing from the excess.
     fn may_send(&mut self, bytes: usize, take: impl FnOnce(Origin, usize) -> bool) -> bool {
         let sender = &mut self.sender;
         let allowed = sender.received.saturating_mul(MAX_AMPLIFICATION).saturating_add(sender.borrowed);

@@ -66,8 +66,8 @@ impl Pending {
         }
     }
 
-    /// Chooses where an attempt goes: to the best endpoints each time, and to as many of the others in turn. A report that names many
-    /// endpoints must not make a host send that many datagrams at once.
+    /// Chooses where an attempt goes: to the best endpoints each time, and to as many of the others in turn. A report
+    /// that names many endpoints must not make a host send that many datagrams at once.
     pub(crate) fn next_targets(&mut self, endpoints: &[SocketAddr]) -> Vec<SocketAddr> {
         if endpoints.len() <= BEST_ENDPOINTS + ENDPOINTS_IN_TURN {
             return endpoints.to_vec();

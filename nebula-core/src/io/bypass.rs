@@ -11,9 +11,9 @@ use crate::forward::{Offload, cut_packet};
 use crate::io::shared::IoCounters;
 use crate::wire::ip::outbound_flow;
 
-/// Raw sockets for packets that carry their own IP headers (`IPPROTO_RAW`), one for each family. The caller has marked
-/// them and bound them to a device, so that what is sent does not come back to the overlay. Without a socket, packets of
-/// that family are dropped and counted.
+/// Raw sockets for packets that carry their own IP headers (`IPPROTO_RAW`), one for each family. The caller has
+/// marked them and bound them to a device, so that what is sent does not come back to the overlay. Without a socket,
+/// packets of that family are dropped and counted.
 #[derive(Debug, Clone, Default)]
 pub struct Bypass {
     /// For IPv4.

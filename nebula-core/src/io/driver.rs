@@ -155,8 +155,8 @@ impl Driver {
     /// this node's overlay addresses are counted and dropped.
     ///
     /// # Errors
-    /// Returns an error if the configuration contradicts itself, if there is no socket, or if a thread or descriptor could
-    /// not be created.
+    /// Returns an error if the configuration contradicts itself, if there is no socket, or if a thread or descriptor
+    /// could not be created.
     pub fn start(
         mut config: Config,
         tun: Option<Tun>,

@@ -133,8 +133,8 @@ impl Listing {
     }
 }
 
-/// Addresses of this host's interfaces that are up, where a peer might reach it: what a program without a [`Driver`] passes
-/// to [`Node::set_local_addresses`].
+/// Addresses of this host's interfaces that are up, where a peer might reach it: what a program without a [`Driver`]
+/// passes to [`Node::set_local_addresses`].
 ///
 /// # Errors
 /// Returns an error if the system call fails.

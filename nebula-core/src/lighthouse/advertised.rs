@@ -1,5 +1,5 @@
-//! Which of its addresses a host tells lighthouses, and in what order. Readers cut the list: Go Nebula to ten endpoints of each
-//! family, this program to [`MAX_ENDPOINTS`](crate::wire::messages::MAX_ENDPOINTS) in all.
+//! Which of its addresses a host tells lighthouses, and in what order. Readers cut the list: Go Nebula to ten
+//! endpoints of each family, this program to [`MAX_ENDPOINTS`](crate::wire::messages::MAX_ENDPOINTS) in all.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -20,8 +20,8 @@ pub(super) struct Ranked {
     address: IpAddr,
 }
 
-/// Orders local addresses: preferred ranges first, then one address of each network, then a second of each, and bridges to
-/// containers last. The order depends on nothing else, so it stays as long as the addresses do.
+/// Orders local addresses: preferred ranges first, then one address of each network, then a second of each, and
+/// bridges to containers last. The order depends on nothing else, so it stays as long as the addresses do.
 pub(super) fn in_order<'a>(local: impl Iterator<Item = &'a LocalAddress>, preferred: &[IpNet]) -> Vec<Ranked> {
     let mut in_network: BTreeMap<(&str, IpAddr), usize> = BTreeMap::new();
     let ranked = local.map(|LocalAddress { address, interface }| {
@@ -36,8 +36,9 @@ pub(super) fn in_order<'a>(local: impl Iterator<Item = &'a LocalAddress>, prefer
     ranked
 }
 
-/// The list to send: what was configured, then local addresses, each once, with the families sharing the room. Bridges to
-/// containers are named only among the first ten of their family: few peers can reach them, but all would try.
+/// The list to send: what was configured, then local addresses, each once, with the families sharing the room.
+/// Bridges to containers are named only among the first ten of their family: few peers can reach them, but all would
+/// try.
 pub(super) fn cut(configured: impl Iterator<Item = SocketAddr>, local: Vec<Ranked>, port: u16) -> Vec<SocketAddr> {
     let mut list: Vec<SocketAddr> = Vec::new();
     let (mut ipv4, mut ipv6) = (0, 0);
@@ -74,7 +75,8 @@ fn is_inner(interface: &str) -> bool {
     INNER.iter().any(|prefix| interface.starts_with(prefix)) || interface.strip_prefix("br-").is_some_and(is_hash)
 }
 
-/// Docker names bridges of its own networks `br-` and twelve digits; `br0` or `br-lan` may be the way to a real network.
+/// Docker names bridges of its own networks `br-` and twelve digits; `br0` or `br-lan` may be the way to a real
+/// network.
 const INNER: [&str; 15] = [
     "docker", "veth", "virbr", "vnet", "cni", "cbr", "flannel", "cali", "cilium", "lxc", "lxdbr", "podman", "kube-",
     "vmnet", "vboxnet",

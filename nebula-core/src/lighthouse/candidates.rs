@@ -84,8 +84,8 @@ impl Candidates {
         (since < EXPECTED_FOR).then_some(since)
     }
 
-    /// Replaces the endpoints that `lighthouse` reported before. Those that are not believable are kept for the operator,
-    /// and because a reload may allow them.
+    /// Replaces the endpoints that `lighthouse` reported before. Those that are not believable are kept for the
+    /// operator, and because a reload may allow them.
     pub(crate) fn report(&mut self, lighthouse: IpAddr, from: Place, endpoints: Vec<SocketAddr>) {
         self.reported.insert(lighthouse, Report { endpoints, from });
     }
@@ -195,8 +195,8 @@ impl Rules<'_> {
             || local_block(address).is_none_or(|block| self.allowed.names(self.peer, address, block))
     }
 
-    /// Sorts out which endpoints of a message are believable. Its number of endpoints is bounded already, and cut before
-    /// this, as Go Nebula does: see [`MAX_ENDPOINTS`](crate::wire::messages::MAX_ENDPOINTS).
+    /// Sorts out which endpoints of a message are believable. Its number of endpoints is bounded already, and cut
+    /// before this, as Go Nebula does: see [`MAX_ENDPOINTS`](crate::wire::messages::MAX_ENDPOINTS).
     pub(crate) fn screen(&self, endpoints: Vec<SocketAddr>, from: Place) -> Screened {
         let mut screened = Screened { believed: Vec::with_capacity(endpoints.len()), refused: Vec::new() };
         for named in endpoints {

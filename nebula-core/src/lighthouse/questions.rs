@@ -21,7 +21,8 @@ struct Question {
 }
 
 impl Questions {
-    /// Starts a query; the oldest one is evicted if there are too many. `heard`: the highest counter of each lighthouse.
+    /// Starts a query; the oldest one is evicted if there are too many. `heard`: the highest counter of each
+    /// lighthouse.
     pub(crate) fn ask(&mut self, now: Instant, subject: IpAddr, heard: BTreeMap<IpAddr, u64>) {
         let oldest = self.asked.iter().min_by_key(|(_, question)| question.at).map(|(subject, _)| *subject);
         if let Some(oldest) = oldest.filter(|_| self.asked.len() >= MAX_QUESTIONS) {

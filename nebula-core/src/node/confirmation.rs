@@ -29,8 +29,8 @@ impl Node {
             Origin::Direct(at) if !self.config.may_be_at(&tunnel.peer_addresses, at) => answered.origin(),
             _ => from,
         };
-        // Somebody who overheard message 1 may have replayed it from elsewhere, and the peer may have written another address
-        // into this datagram: it is where message 2 went.
+        // Somebody who overheard message 1 may have replayed it from elsewhere, and the peer may have written another
+        // address into this datagram: it is where message 2 went.
         let (origin, unproven) = match (answered.proven(), heard) {
             (Some(proven), Origin::Direct(_)) if proven == heard => (heard, None),
             (Some(proven), Origin::Direct(at)) => (proven, Some(at)),

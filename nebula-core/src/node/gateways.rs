@@ -152,8 +152,8 @@ impl Node {
         }
     }
 
-    /// A probe or its answer came. By another path than the one in use it does not show that a gateway can be reached: flows
-    /// need not wait until the tunnel moves to that path.
+    /// A probe or its answer came. By another path than the one in use it does not show that a gateway can be
+    /// reached: flows need not wait until the tunnel moves to that path.
     pub(super) fn note_gateway_by(&mut self, tunnel: &Tunnel, from: Origin) {
         if self.gateways.watched.is_empty() || self.hops.is_path_to(tunnel, from) {
             return;

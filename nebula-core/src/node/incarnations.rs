@@ -30,9 +30,9 @@ impl Incarnations {
 }
 
 impl Node {
-    /// The configuration has another directory than `old`. Notes the flows with pods that have left; closes the tunnels to former pods, restarts handshakes with them,
-    /// and forgets the firewall's flows with them, before any packet is sent by the new directory; translated flows
-    /// end with their next packet.
+    /// The configuration has another directory than `old`. Notes the flows with pods that have left; closes the
+    /// tunnels to former pods, restarts handshakes with them, and forgets the firewall's flows with them, before any
+    /// packet is sent by the new directory; translated flows end with their next packet.
     pub(super) fn end_former_pods(&mut self, now: Instant, old: Option<&dyn Directory>) {
         let Some(directory) = self.config.capture.clone() else { return };
         if let Some(old) = old {

@@ -1,4 +1,5 @@
-//! What the control plane sends: datagrams, packets for the own device and the primary network, and events, each in order.
+//! What the control plane sends: datagrams, packets for the own device and the primary network, and events, each in
+//! order.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -72,8 +73,8 @@ impl Outbox {
         }
     }
 
-    /// Sends an overlay packet through the forwarding plane, as a data lane would. Returns its punt: it cannot be sent yet,
-    /// or it was the first by an unexamined path.
+    /// Sends an overlay packet through the forwarding plane, as a data lane would. Returns its punt: it cannot be
+    /// sent yet, or it was the first by an unexamined path.
     pub(super) fn overlay_packet(&mut self, now: Instant, mut packet: PacketOwned) -> Option<Punt> {
         self.lane.clear();
         match self.forwarder.outbound(&mut self.lane, now, &mut packet.bytes, packet.offload) {

@@ -1,10 +1,10 @@
-//! Path validation (RFC 9000, sections 8.2 and 9.3): a tunnel moves to no endpoint from which its peer has not answered a
-//! challenge.
+//! Path validation (RFC 9000, sections 8.2 and 9.3): a tunnel moves to no endpoint from which its peer has not
+//! answered a challenge.
 //!
-//! Who holds the keys of a tunnel can write any source address into its datagrams, so where they come from proves nothing.
-//! A challenge is a test request with a body that nobody knows who did not get it. Until it is answered, the new endpoint
-//! gets at most three times what came from it ([`Trial`]). All else goes by the path from before. If there is none, because
-//! the tunnel is new and its handshake left open where the peer is, it waits here.
+//! Who holds the keys of a tunnel can write any source address into its datagrams, so where they come from proves
+//! nothing. A challenge is a test request with a body that nobody knows who did not get it. Until it is answered, the
+//! new endpoint gets at most three times what came from it ([`Trial`]). All else goes by the path from before. If
+//! there is none, because the tunnel is new and its handshake left open where the peer is, it waits here.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -103,8 +103,8 @@ impl Validations {
         may
     }
 
-    /// Keeps a packet until the endpoint of its tunnel is known, if there is room for it among `most` bytes. Returns it if
-    /// the tunnel has no endpoint under validation.
+    /// Keeps a packet until the endpoint of its tunnel is known, if there is room for it among `most` bytes. Returns
+    /// it if the tunnel has no endpoint under validation.
     fn hold(&mut self, tunnel: LocalIndex, packet: PacketOwned, most: usize) -> Result<bool, PacketOwned> {
         let Some(validation) = self.by_tunnel.get_mut(&tunnel) else { return Err(packet) };
         let bytes = self.held_bytes + packet.bytes.len();
@@ -150,8 +150,8 @@ impl Node {
         }
     }
 
-    /// A peer answered a challenge from `at` with something else, so it runs a Go Nebula whose answers prove nothing. Calls it
-    /// there: whoever answers that has got it.
+    /// A peer answered a challenge from `at` with something else, so it runs a Go Nebula whose answers prove nothing.
+    /// Calls it there: whoever answers that has got it.
     pub(super) fn validate_by_call(&mut self, now: Instant, tunnel: &Tunnel, at: SocketAddr) {
         let Some(&peer) = tunnel.peer_addresses.first() else { return };
         let is_news = tunnel.endpoint() != Some(at) && self.config.may_be_at(&tunnel.peer_addresses, at);

@@ -56,8 +56,8 @@ impl Cluster {
         self.clear.insert(address);
     }
 
-    /// A Service with these endpoints, the first `ready` of them ready and the others terminating. Endpoints that are no
-    /// enrolled pods are left out; without any left, the Service is refused.
+    /// A Service with these endpoints, the first `ready` of them ready and the others terminating. Endpoints that are
+    /// no enrolled pods are left out; without any left, the Service is refused.
     pub fn service(&mut self, target: Target, endpoints: &[(IpAddr, u16)], ready: u32, affinity: Option<Duration>) {
         let endpoint = |(address, port): &(IpAddr, u16)| {
             Some(Endpoint { address: *address, port: *port, incarnation: *self.pods.get(address)? })

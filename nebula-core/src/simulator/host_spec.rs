@@ -48,7 +48,8 @@ impl HostSpec {
         }
     }
 
-    /// Makes it answer test requests as Go Nebula before 1.11 does, which garbles short bodies and panics at longer ones.
+    /// Makes it answer test requests as Go Nebula before 1.11 does, which garbles short bodies and panics at longer
+    /// ones.
     #[must_use]
     pub fn old_go(mut self) -> Self {
         self.is_old_go = true;
@@ -90,8 +91,8 @@ impl HostSpec {
         self
     }
 
-    /// Gives its socket more addresses. A datagram leaves from the one in the /24 or /64 of its destination, and from the
-    /// first if there is none.
+    /// Gives its socket more addresses. A datagram leaves from the one in the /24 or /64 of its destination, and from
+    /// the first if there is none.
     #[must_use]
     pub fn also_at(mut self, underlay: &[&str]) -> Self {
         self.also_at = underlay.iter().map(|text| text.parse().expect("an endpoint")).collect();

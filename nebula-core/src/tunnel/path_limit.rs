@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Shared by the control plane, which finds the limit out, and all lanes, which keep to it.
 ///
-/// In the usual state, in which packets of every length pass, a packet costs one load and one comparison. That comparison
-/// also finds the tunnels whose peer is about to move (see [`Trial`](super::Trial)).
+/// In the usual state, in which packets of every length pass, a packet costs one load and one comparison. That
+/// comparison also finds the tunnels whose peer is about to move (see [`Trial`](super::Trial)).
 #[derive(Debug)]
 pub(crate) struct PathLimit(AtomicU32);
 
@@ -85,8 +85,8 @@ impl PathLimit {
         self.0.store(if self.is_on_trial() { value & !NO_TRIAL } else { value }, Ordering::Relaxed);
     }
 
-    /// Returns `true` to the first caller since the path became unexamined, who has to ask for an examination. Nothing is
-    /// examined during a trial: the path is about to change.
+    /// Returns `true` to the first caller since the path became unexamined, who has to ask for an examination.
+    /// Nothing is examined during a trial: the path is about to change.
     pub(crate) fn claim(&self) -> bool {
         self.0.compare_exchange(UNEXAMINED, UNDER_EXAMINATION, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }

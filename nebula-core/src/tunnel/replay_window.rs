@@ -129,7 +129,8 @@ impl ReplayWindow {
         if too_old >= BLOCK { 0 } else { u32::MAX << too_old & !seen(lap, word) }
     }
 
-    /// How many of the `span` counters below the highest have not come, as far as the window tells: it knows no older ones.
+    /// How many of the `span` counters below the highest have not come, as far as the window tells: it knows no older
+    /// ones.
     #[must_use]
     pub(crate) fn missing(&self, span: u64) -> u64 {
         let highest = self.highest();

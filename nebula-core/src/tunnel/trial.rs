@@ -1,10 +1,11 @@
-//! An endpoint at which the peer was heard, and which has not answered a challenge yet (path validation, RFC 9000, section 8).
+//! An endpoint at which the peer was heard, and which has not answered a challenge yet (path validation, RFC 9000,
+//! section 8).
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Who holds the keys of a tunnel can write any source address into a datagram. Until an answer from there shows that the
-/// peer is there, this endpoint gets at most three times the bytes that came from it.
+/// Who holds the keys of a tunnel can write any source address into a datagram. Until an answer from there shows that
+/// the peer is there, this endpoint gets at most three times the bytes that came from it.
 #[derive(Debug)]
 pub(crate) struct Trial {
     /// Where the peer was heard.

@@ -1,7 +1,8 @@
-//! The body of a test request that finds out whether the peer is where it seems to be, and of its reply, which is the same.
+//! The body of a test request that finds out whether the peer is where it seems to be, and of its reply, which is the
+//! same.
 //!
-//! Go Nebula before 1.11 writes the header of its reply over the body. What it returns has the same length, which no other
-//! test request has, and proves nothing.
+//! Go Nebula before 1.11 writes the header of its reply over the body. What it returns has the same length, which no
+//! other test request has, and proves nothing.
 
 /// What only somebody who got the request knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -216,8 +216,8 @@ impl Ports {
     }
 }
 
-/// Whether options or extension headers of a packet, which must have been parsed, name or authenticate its addresses, so
-/// that these cannot be changed: source routes, authentication headers.
+/// Whether options or extension headers of a packet, which must have been parsed, name or authenticate its addresses,
+/// so that these cannot be changed: source routes, authentication headers.
 #[must_use]
 pub fn depends_on_addresses(packet: &[u8]) -> bool {
     const LOOSE_SOURCE_ROUTE: u8 = 131;

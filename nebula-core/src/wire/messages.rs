@@ -13,10 +13,10 @@ use nebula_cert::protobuf::{Fields, Value, Writer, read_varint};
 /// Maximum number of relays that are accepted per message. Further ones are skipped, as Go Nebula does.
 pub const MAX_RELAYS: usize = 10;
 
-/// Maximum number of endpoints that are accepted per message and named in an update; [`fair_cut`] shares them among the families.
-/// Go Nebula reads ten of each family, and its lighthouses name eleven of each at most. The largest reply has one more, the endpoint
-/// of the tunnel; with IPv6 everywhere and ten relays it makes a datagram of 1081 bytes through a relay, and the smallest IPv6 path
-/// carries 1280.
+/// Maximum number of endpoints that are accepted per message and named in an update; [`fair_cut`] shares them among
+/// the families. Go Nebula reads ten of each family, and its lighthouses name eleven of each at most. The largest
+/// reply has one more, the endpoint of the tunnel; with IPv6 everywhere and ten relays it makes a datagram of 1081
+/// bytes through a relay, and the smallest IPv6 path carries 1280.
 pub const MAX_ENDPOINTS: usize = 24;
 
 /// How many endpoints of each family stay in a list that has so many of them: none takes the other's half of the room.

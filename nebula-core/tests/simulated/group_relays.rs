@@ -546,7 +546,8 @@ fn when_one_relay_of_a_thousand_hosts_ends_they_spread_evenly_over_the_others() 
         }
         let worst = talking.iter().map(|(_, to)| 70 - it.net.payloads(*to, port).len()).max().unwrap_or(0);
         println!("leaves: {leaves}, at most {worst} of 70 packets lost, one a second");
-        // No answers come to these packets, so a tunnel is tested after a check without any, five seconds after the one before.
+        // No answers come to these packets, so a tunnel is tested after a check without any, five seconds after the
+        // one before.
         assert!(worst <= if leaves { 2 } else { 10 }, "{worst} packets lost");
         let alive = &relays[end + 1..];
         assert_even(&load(&mut it, alive), 2 * count);

@@ -290,7 +290,8 @@ fn the_operator_sees_every_path_and_the_reason_for_the_choice() {
     assert_eq!((fast.loss, slow.loss), (Some(0), Some(0)));
 }
 
-/// Two hosts that find each other through a lighthouse. `b` has 24 addresses in networks of both families, of which only some work.
+/// Two hosts that find each other through a lighthouse. `b` has 24 addresses in networks of both families, of which
+/// only some work.
 fn many_addresses(seed: u64, working: &[(usize, u64)]) -> Homed {
     let latencies: Vec<_> = (0..24).map(|n| working.iter().find(|(at, _)| *at == n).map_or(1, |(_, it)| *it)).collect();
     let mut homed = Homed::new(seed, &latencies);

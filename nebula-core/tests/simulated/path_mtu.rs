@@ -11,8 +11,8 @@ use crate::packets::{ICMP, ICMPV6, SYN, TCP, UDP, ip, tcp_segment};
 const SECOND: Duration = Duration::from_secs(1);
 const UDP_HEADERS: usize = 28;
 
-/// Two hosts with devices of this MTU that know each other, on paths that carry IP packets of `path` bytes and say nothing
-/// about larger ones.
+/// Two hosts with devices of this MTU that know each other, on paths that carry IP packets of `path` bytes and say
+/// nothing about larger ones.
 fn hosts(seed: u64, device: u16, path: usize) -> (SimNet, HostId, HostId) {
     let mut net = SimNet::new(seed);
     net.set_link(Link::carrying(path));
@@ -236,7 +236,8 @@ fn a_connection_that_stalls_on_a_path_that_shrank_goes_on_within_fifteen_seconds
     assert_eq!(mtu(&net, a, b), Some(1220), "after {waited:?}");
 }
 
-/// A sender that repeats the large packet with which it began, at the pauses of TCP. Returns when it is told to send less.
+/// A sender that repeats the large packet with which it began, at the pauses of TCP. Returns when it is told to send
+/// less.
 fn repeats(net: &mut SimNet, from: HostId, to: HostId, mut meanwhile: impl FnMut(&mut SimNet)) -> Duration {
     let (start, mut pause) = (net.elapsed(), Duration::from_millis(200));
     for _ in 0..10 {

@@ -1,5 +1,5 @@
-//! Another pod, which is not enrolled, gets the address of an enrolled one: nothing that was meant for the former leaves in
-//! clear.
+//! Another pod, which is not enrolled, gets the address of an enrolled one: nothing that was meant for the former
+//! leaves in clear.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -158,8 +158,8 @@ fn connections_from_before_a_restart_are_refused_if_their_pod_is_gone_meanwhile(
         protocol,
         fragment: false,
     };
-    // The table that the next instance finds does not have the second pod any more; the third is there, the fourth is not
-    // enrolled.
+    // The table that the next instance finds does not have the second pod any more; the third is there, the fourth is
+    // not enrolled.
     let flows: Vec<OpenedBefore> = [2, 3, 4]
         .map(|n| pod(n, false))
         .iter()

@@ -1,8 +1,9 @@
-//! Tells openresolv of the host's resolver, as a private entry: the local resolvers that openresolv configures (dnsmasq, unbound,
-//! named, …) then ask it for the domain and for nothing else, and `/etc/resolv.conf` does not name it.
+//! Tells openresolv of the host's resolver, as a private entry: the local resolvers that openresolv configures
+//! (dnsmasq, unbound, named, …) then ask it for the domain and for nothing else, and `/etc/resolv.conf` does not name
+//! it.
 //!
-//! A child process adds the entry, waits for the end of this process and removes the entry, so that nothing stays behind after
-//! `kill -9`.
+//! A child process adds the entry, waits for the end of this process and removes the entry, so that nothing stays
+//! behind after `kill -9`.
 
 use std::io::{self, Read as _};
 use std::os::fd::AsFd as _;
@@ -121,9 +122,9 @@ fn wait_until_added(keeper: &mut Child, mut output: ChildStdout) -> io::Result<S
     Ok(String::from_utf8_lossy(&said).into_owned())
 }
 
-/// One process does all three, so that an entry is never added after it was removed. It ignores the signals that end the
-/// processes of a service, and the end of whoever reads its output. A subscriber that fails does not count: the entry is there.
-/// Its metric is high, so that other search domains are tried first.
+/// One process does all three, so that an entry is never added after it was removed. It ignores the signals that end
+/// the processes of a service, and the end of whoever reads its output. A subscriber that fails does not count: the
+/// entry is there. Its metric is high, so that other search domains are tried first.
 const KEEPER: &str = "trap '' HUP INT PIPE TERM
 printf %s \"$1\" | resolvconf -p -m 9999 -a \"$0\" 2>&1
 resolvconf -l \"$0\" >/dev/null 2>&1 && printf '\\nadded\\n' && read -r end

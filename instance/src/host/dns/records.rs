@@ -57,9 +57,10 @@ impl Records {
         records
     }
 
-    /// Adds `team-a` for the group `team:a`: resolvers of programs look up host names only (RFC 952). A name that could mean two
-    /// such groups means neither. It never means a group that is called `team-a`: while any group begins with `team:`, names that
-    /// begin with `team-` are for such groups only, so that a label cannot take the place of a namespace.
+    /// Adds `team-a` for the group `team:a`: resolvers of programs look up host names only (RFC 952). A name that
+    /// could mean two such groups means neither. It never means a group that is called `team-a`: while any group
+    /// begins with `team:`, names that begin with `team-` are for such groups only, so that a label cannot take the
+    /// place of a namespace.
     fn add_host_names_of_groups(&mut self) {
         let mut added: HashMap<String, Option<Vec<FirstOfFamily>>> = HashMap::new();
         let mut beginnings = HashSet::new();

@@ -1,8 +1,9 @@
 //! Tells the resolver that the host's programs use which names go to the daemon: systemd-resolved, or else openresolv.
 //!
-//! The daemon registers only with a resolver that can choose a server by domain. The C library cannot: it asks each server in
-//! `/etc/resolv.conf` for every name. A daemon listed there would have to answer all queries, and the host would lose all names when it
-//! stops. On such a host the daemon logs a line, and `nebula ctl doctor` reports a finding.
+//! The daemon registers only with a resolver that can choose a server by domain. The C library cannot: it asks each
+//! server in `/etc/resolv.conf` for every name. A daemon listed there would have to answer all queries, and the host
+//! would lose all names when it stops. On such a host the daemon logs a line, and `nebula ctl doctor` reports a
+//! finding.
 
 use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};

@@ -1,5 +1,5 @@
-//! Tells systemd-resolved of the host's resolver. What it is told belongs to the overlay device and ends with it, also after
-//! `kill -9`.
+//! Tells systemd-resolved of the host's resolver. What it is told belongs to the overlay device and ends with it,
+//! also after `kill -9`.
 
 use super::command::{Error, run};
 use super::registration::Registration;

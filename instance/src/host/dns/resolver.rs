@@ -38,7 +38,8 @@ impl Resolving {
         Some(Self { settings: settings.resolver.clone()?, networks })
     }
 
-    /// Starts the resolver, and registers it for the overlay device `device` with the resolver that the host's programs use.
+    /// Starts the resolver, and registers it for the overlay device `device` with the resolver that the host's
+    /// programs use.
     ///
     /// # Errors
     /// Returns an error if it cannot listen, or no thread can be started.

@@ -69,8 +69,8 @@ impl Tun {
     /// Creates a device in the network namespace of the calling thread. An empty name lets the kernel choose one. The
     /// device is down and has no address.
     ///
-    /// A persistent tun device of this name that nobody uses, as networkd, NetworkManager or `ip tuntap` make one, is used as it
-    /// is and stays at the end; one that was made without `multi_queue` has one queue.
+    /// A persistent tun device of this name that nobody uses, as networkd, NetworkManager or `ip tuntap` make one, is
+    /// used as it is and stays at the end; one that was made without `multi_queue` has one queue.
     ///
     /// # Errors
     /// Returns an error if permission or tun support is missing, or if the name is taken or unusable.
@@ -210,8 +210,8 @@ impl Tun {
 
 /// Attaches to a persistent device that nobody else uses, with the flags that it takes.
 fn adopt(name: &str, wanted: c_int) -> Option<(OwnedFd, String, c_int)> {
-    // The kernel takes a device only with or without several queues, as it was made. Where it has one queue, it refuses a
-    // second user itself.
+    // The kernel takes a device only with or without several queues, as it was made. Where it has one queue, it
+    // refuses a second user itself.
     [wanted, wanted ^ libc::IFF_MULTI_QUEUE].into_iter().find_map(|flags| {
         if flags & libc::IFF_MULTI_QUEUE != 0 && is_running(name) {
             return None;

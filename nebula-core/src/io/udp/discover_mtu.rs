@@ -19,8 +19,8 @@ pub(super) struct DiscoverMtu {
 impl DiscoverMtu {
     /// Sends every datagram as it is, with the DF bit, and refuses what is longer than the device allows.
     pub(super) const PROBE: libc::c_int = libc::IP_PMTUDISC_PROBE;
-    /// Ignores what ICMP errors say about the path, which anybody can forge; routers may fragment in IPv4, and the kernel
-    /// fragments what is longer than the device allows.
+    /// Ignores what ICMP errors say about the path, which anybody can forge; routers may fragment in IPv4, and the
+    /// kernel fragments what is longer than the device allows.
     pub(super) const OMIT: libc::c_int = libc::IP_PMTUDISC_OMIT;
     /// The kernel's default: believes ICMP errors, and fragments what is longer than they say.
     pub(super) const WANT: libc::c_int = libc::IP_PMTUDISC_WANT;
@@ -33,9 +33,9 @@ impl DiscoverMtu {
         options.map(|(level, option)| Self::read(socket, level, option)).collect::<Vec<_>>().into_iter()
     }
 
-    /// Makes the socket ignore what ICMP errors say about paths, which one forged error would make ten times slower for ten
-    /// minutes. In IPv6 nobody but this host fragments, so there it must know the size of each path itself; it
-    /// `measures` them, or else believes the errors.
+    /// Makes the socket ignore what ICMP errors say about paths, which one forged error would make ten times slower
+    /// for ten minutes. In IPv6 nobody but this host fragments, so there it must know the size of each path itself;
+    /// it `measures` them, or else believes the errors.
     pub(super) fn ignore_errors(socket: &impl AsFd, is_v6: bool, measures: bool) -> io::Result<()> {
         for option in Self::all(socket, is_v6) {
             let option = option?;

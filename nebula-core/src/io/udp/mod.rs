@@ -157,8 +157,8 @@ impl UdpSocket {
 
     /// Like [`UdpSocket::send_one`], but fails rather than let the datagram be fragmented, here or on its way.
     ///
-    /// For the moment of the call this holds for what other threads send, too: a datagram of theirs that is longer than the
-    /// path is known to carry is then lost on the way instead of being fragmented here.
+    /// For the moment of the call this holds for what other threads send, too: a datagram of theirs that is longer
+    /// than the path is known to carry is then lost on the way instead of being fragmented here.
     pub(super) fn send_whole(&self, datagram: &[u8], to: SocketAddr) -> io::Result<()> {
         let before = DiscoverMtu::of(self, to)?;
         before.set(self, DiscoverMtu::PROBE)?;
@@ -193,10 +193,10 @@ fn lacks_v6() -> bool {
     matches!(opened, Err(Errno::EAFNOSUPPORT | Errno::EPERM | Errno::EACCES | Errno::ENOSYS))
 }
 
-/// Makes a UDP socket of this family ignore what ICMP errors say about the size of paths (`IP_PMTUDISC_OMIT`). Anybody can forge
-/// one, and it makes the kernel cut every datagram into small pieces for ten minutes. Datagrams that are too long for an IPv4
-/// path are then fragmented by routers. In IPv6 they do not: the errors are ignored there only if the program `measures` paths
-/// itself, see [`Config::path_mtu`](crate::Config::path_mtu).
+/// Makes a UDP socket of this family ignore what ICMP errors say about the size of paths (`IP_PMTUDISC_OMIT`).
+/// Anybody can forge one, and it makes the kernel cut every datagram into small pieces for ten minutes. Datagrams
+/// that are too long for an IPv4 path are then fragmented by routers. In IPv6 they do not: the errors are ignored
+/// there only if the program `measures` paths itself, see [`Config::path_mtu`](crate::Config::path_mtu).
 ///
 /// # Errors
 /// Returns the system's error, as a rule because the kernel does not know the option.

@@ -1,8 +1,9 @@
 //! Whether a relay carries what it is given, and not only the probes.
 //!
-//! A relay knows probes by their type and size, so it could answer for a quick path and drop or delay everything else. The peer
-//! therefore says, in its answer to a probe, how many of the datagrams before that one did not arrive. It reads that from its
-//! replay window, so it costs no datagram anything, and one-way traffic is measured as well as any other.
+//! A relay knows probes by their type and size, so it could answer for a quick path and drop or delay everything
+//! else. The peer therefore says, in its answer to a probe, how many of the datagrams before that one did not arrive.
+//! It reads that from its replay window, so it costs no datagram anything, and one-way traffic is measured as well as
+//! any other.
 
 use std::time::{Duration, Instant};
 

@@ -4,9 +4,9 @@ use crate::PacketOwned;
 
 /// Holds such packets in order, up to a number of bytes.
 ///
-/// What they announce holds as long as the connection, so it is worth a wait of some milliseconds. One that finds no room is
-/// lost, and its sender waits for a second before it tries again: an ordinary burst, such as a browser or a pool of connections
-/// opens, has to fit.
+/// What they announce holds as long as the connection, so it is worth a wait of some milliseconds. One that finds no
+/// room is lost, and its sender waits for a second before it tries again: an ordinary burst, such as a browser or a
+/// pool of connections opens, has to fit.
 #[derive(Debug, Default)]
 pub(in crate::node) struct Openings {
     packets: Vec<PacketOwned>,

@@ -36,8 +36,8 @@ impl Offers {
         self.members.clear();
     }
 
-    /// What to offer to the host with these addresses and networks: of all members that `is_there`, those with the highest
-    /// hashes. Each host gets others, and always the same.
+    /// What to offer to the host with these addresses and networks: of all members that `is_there`, those with the
+    /// highest hashes. Each host gets others, and always the same.
     pub(in crate::node) fn for_host(
         &self,
         (addresses, networks): (&[IpAddr], &[IpNet]),

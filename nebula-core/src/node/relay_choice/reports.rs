@@ -8,8 +8,8 @@ use crate::node::path_choice::Load;
 
 /// The latest word of each peer that is reached through a relay.
 ///
-/// A peer may lie, to have this node leave a relay. So the relay is left only if more peers find that it drops than that it
-/// carries. A peer that is alone with its word has the relay to itself.
+/// A peer may lie, to have this node leave a relay. So the relay is left only if more peers find that it drops than
+/// that it carries. A peer that is alone with its word has the relay to itself.
 #[derive(Debug, Default)]
 pub(super) struct Reports(BTreeMap<IpAddr, Report>);
 
