@@ -226,7 +226,7 @@ impl Search {
             return self.raise(now, sent);
         }
         if self.ladder.top() > 0 && is_unanswered || self.may_check(now, sent) {
-            return self.check(now, sent, self.limit.unwrap_or(self.ladder.top()));
+            return self.check(now, sent, self.limit.unwrap_or_else(|| self.ladder.top()));
         }
         self.watch.turn(self.confirmed > 0 && is_used && self.watch.goes_on());
         Step { probes: Vec::new(), next: self.watch.is_on().then(|| now + LOOK) }
