@@ -11,6 +11,7 @@ mod durable;
 pub mod host_root;
 mod listener;
 mod metrics;
+pub mod node;
 pub mod node_credential;
 pub mod on_host;
 pub mod places;

@@ -12,8 +12,8 @@ use crate::ca::{CaError, Target};
 use crate::config::{AGENT_DIR, NODE_CREDENTIAL_FILE, TLS_CA_FILE, TOKEN_FILE};
 use crate::durable;
 use crate::host_root::HostRoot;
+use crate::node::Node;
 use crate::readiness::Part;
-use crate::run::Node;
 
 /// Why there is no other credential. An earlier one stays.
 #[derive(Debug, thiserror::Error)]

@@ -12,16 +12,15 @@ use tokio::time::Instant;
 
 use crate::ca::{self, Target};
 use crate::chain::Keeper;
-use crate::config::Config;
 use crate::credentials::{self, Volumes};
 use crate::listener::{self, MoreMetrics};
 use crate::metrics::Metrics;
+use crate::node::Node;
 use crate::node_credential;
 use crate::places::{self, Places};
 use crate::programs::{self, Programs};
-use crate::readiness::{Part, Readiness, Standing};
+use crate::readiness::{Part, Standing};
 use crate::reconcile;
-use crate::retirement::Retirement;
 use crate::self_test;
 use crate::table;
 use crate::table::ranges::{self, Ranges};
@@ -37,26 +36,6 @@ pub struct Options {
     pub programs: PathBuf,
     /// Name of the node in Kubernetes; `None` without Kubernetes.
     pub node: Option<String>,
-}
-
-/// What all parts of the agent share; cheap to clone.
-#[derive(Debug, Clone)]
-pub struct Node {
-    /// The operator's configuration.
-    pub config: Arc<Config>,
-    /// How the node stands.
-    pub readiness: Readiness,
-    /// Whether the agent may still put things back.
-    pub retirement: Retirement,
-}
-
-impl Node {
-    /// A node about which nothing is known yet.
-    #[must_use]
-    pub fn new(config: Config) -> Self {
-        let retirement = Retirement::new(config.host_root.clone());
-        Self { config: Arc::new(config), readiness: Readiness::default(), retirement }
-    }
 }
 
 /// What to do if the listener cannot be opened.

@@ -11,17 +11,17 @@ use std::{
 };
 
 use nebula_cert::{UnixTime, hex, rfc3339};
-use serde::{Deserialize, Serialize};
-use zeroize::{Zeroize, Zeroizing};
+use zeroize::Zeroizing;
 
 use crate::{
     control::{Command, CommandOutcome},
     control_socket::{ControlError, call},
     directory::{
         CA_CERTIFICATE, CA_KEY, DATABASE, Directory, FileError, NEXT_KEY, NODE_TOKEN, POLICY, PREVIOUS_KEY,
-        RENEWAL_KEY, STORE, TLS_CERTIFICATE, TLS_KEY, hand_over,
+        RENEWAL_KEY, STORE, TLS_CERTIFICATE, TLS_KEY,
     },
-    store::{RedbStore, Store, StoreError, StoredRow},
+    ledger_copy::{LEDGER_COPY, Line, Place, write_line},
+    store::{RedbStore, StoreError, StoredRow},
 };
 
 /// What is in a backup.
@@ -73,22 +73,6 @@ pub enum BackupError {
     },
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(untagged, deny_unknown_fields)]
-enum Line {
-    Head { nebula_ca_backup: u64, made: String, ledger: Place },
-    File { file: String, text: String },
-    Row { table: String, key: String, row: String },
-    End { records: u64 },
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Place {
-    Here,
-    Database,
-}
-
 /// Writes a backup of the service in `directory` to `path`, which does not exist yet.
 ///
 /// # Errors
@@ -134,34 +118,6 @@ fn write_backup(directory: &Directory, file: &fs::File, now: UnixTime) -> Result
     to.flush()?;
     let files = files.into_iter().map(|(name, _)| name.to_owned()).collect();
     Ok(Backup { made, files, records, key_is_elsewhere })
-}
-
-/// Copies the rows of a ledger into the directory, for [`back_up`]. Returns how many there are; `None` if other
-/// services share the ledger, whose database has means of its own.
-pub(crate) fn copy_ledger(directory: &Directory, store: &dyn Store) -> Result<Option<u64>, BackupError> {
-    if store.is_shared() {
-        return Ok(None);
-    }
-    let copy = || {
-        directory.remove(LEDGER_COPY)?;
-        let path = directory.file(LEDGER_COPY);
-        let file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
-        hand_over(&file, &path)?;
-        let (mut to, mut records) = (BufWriter::new(&file), 0);
-        store.each_row(&mut |row| {
-            let (table, key) = (row.table.to_owned(), hex::encode(&row.key));
-            let row = String::from_utf8_lossy(&row.record).into_owned();
-            records += 1;
-            write_line(&mut to, &Line::Row { table, key, row }).map_err(StoreError::File)
-        })?;
-        to.flush()?;
-        Ok(records)
-    };
-    let outcome: Result<u64, BackupError> = copy();
-    if outcome.is_err() {
-        let _ = directory.remove(LEDGER_COPY);
-    }
-    outcome.map(Some)
 }
 
 /// Makes the directory of a service from the backup at `path`.
@@ -245,20 +201,6 @@ fn read_files(directory: &Directory) -> Result<Vec<(&'static str, Zeroizing<Stri
     there.map(|name| Ok((name, directory.read(name)?))).collect()
 }
 
-fn write_line(to: &mut impl Write, line: &Line) -> io::Result<()> {
-    let json = Zeroizing::new(serde_json::to_vec(line)?);
-    to.write_all(&json)?;
-    to.write_all(b"\n")
-}
-
-impl Line {
-    fn wipe(&mut self) {
-        if let Self::File { text, .. } = self {
-            text.zeroize();
-        }
-    }
-}
-
 /// What a line between head and end has.
 enum Content {
     File(&'static str, Zeroizing<String>),
@@ -336,8 +278,6 @@ const FILES: [&str; 10] = [
 ];
 /// Without these there is no service.
 const NEEDED: [&str; 5] = [CA_CERTIFICATE, CA_KEY, TLS_CERTIFICATE, TLS_KEY, POLICY];
-/// The rows of the ledger, from the process that has it open to the one that makes the backup.
-const LEDGER_COPY: &str = ".ledger.copy";
 const FORMAT: u64 = 1;
 /// A file of the directory has at most 4 MiB, which JSON may make six times as long.
 const MAX_LINE_BYTES: u64 = 25 << 20;

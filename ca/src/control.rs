@@ -11,8 +11,8 @@ pub use self::command::{Command, CommandOutcome, ListedAddress, ListedCertificat
 use self::error::CommandError;
 use crate::{
     audit::{AuditLog, Event},
-    backup,
     directory::Directory,
+    ledger_copy::copy_ledger,
     policy::Policy,
     store::{KeptAddresses, Store},
 };
@@ -46,7 +46,7 @@ impl Operator<'_> {
     }
 
     fn copy_ledger(&self, now: UnixTime) -> Result<CommandOutcome, CommandError> {
-        let records = backup::copy_ledger(self.directory, self.store).map_err(CommandError::Copy)?;
+        let records = copy_ledger(self.directory, self.store).map_err(CommandError::Copy)?;
         self.write_audit(Event { event: "backed_up", ..Event::default() }, now);
         Ok(CommandOutcome::LedgerCopied { records })
     }

@@ -28,6 +28,7 @@ mod followers;
 mod http;
 mod init;
 mod issuer;
+mod ledger_copy;
 mod members;
 mod metrics;
 mod page;

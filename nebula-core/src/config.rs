@@ -27,7 +27,7 @@ pub use validation::{ConfigProblem, InvalidConfig};
 pub const MAX_RELAYS: usize = crate::wire::messages::MAX_RELAYS;
 
 /// Maximum number of tunnels that are kept; see [`Keep`].
-pub const MAX_KEPT: usize = crate::node::MAX_KEPT;
+pub const MAX_KEPT: usize = 64;
 
 /// Configuration of one node.
 #[derive(Debug, Clone)]

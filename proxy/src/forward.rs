@@ -8,10 +8,9 @@ use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::mpsc::Receiver;
 
 use crate::listener::pause;
-use crate::overlay::{Overlay, Unreached};
+use crate::overlay::{Overlay, Unreached, log_unreached};
 use crate::pipe::pipe;
 use crate::sessions::{IDLE, MAX_DATAGRAM, Sessions};
-use crate::socks::log_unreached;
 use crate::target::Target;
 
 /// Connects one client to the peer.

@@ -10,9 +10,9 @@ use tokio::net::TcpStream;
 
 use crate::credentials::Credentials;
 use crate::head::{Failed, Head, Parsed};
-use crate::overlay::{Overlay, Unreached};
+use crate::overlay::{Overlay, Unreached, log_unreached};
 use crate::pipe::{Connection, pipe};
-use crate::socks::{LOGIN_DELAY, log_denied, log_unreached};
+use crate::socks::{LOGIN_DELAY, log_denied};
 use crate::target::Target;
 
 /// Longest head of a request, in bytes, and the most fields in it.

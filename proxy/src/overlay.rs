@@ -5,7 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use ipnet::IpNet;
+use nebula_instance::log;
 use nebula_net::{Net, TcpStream};
+use tracing::Level;
 
 use crate::target::{Host, Target};
 
@@ -64,5 +66,20 @@ impl Overlay {
 
     fn contains(&self, address: IpAddr) -> bool {
         self.networks.read().unwrap_or_else(PoisonError::into_inner).iter().any(|network| network.contains(&address))
+    }
+}
+
+/// Logs that a target cannot be reached; one outside of the overlay as a warning, with what to do.
+pub(crate) fn log_unreached(way: &str, client: SocketAddr, target: &dyn std::fmt::Display, error: &Unreached) {
+    const OUTSIDE: &str = "Refused an address that is not in the overlay: this is no proxy to the Internet; networks behind a node \
+                           belong into tun.unsafe_routes";
+    const FAILED: &str = "Cannot connect to a target";
+    let source = client.ip().to_string();
+    if matches!(error, Unreached::Outside(_)) {
+        if log::admits(Level::WARN, OUTSIDE, &source) {
+            tracing::warn!(by = way, %client, %target, "{OUTSIDE}");
+        }
+    } else if log::admits(Level::INFO, FAILED, &source) {
+        tracing::info!(by = way, %client, %target, %error, "{FAILED}");
     }
 }

@@ -18,8 +18,8 @@ use nebula_cni_plugin::launch::request_url;
 use crate::cluster::api::{self, ApiError};
 use crate::config::{Ca, TLS_CA_FILE};
 use crate::durable;
+use crate::node::Node;
 use crate::readiness::{Part, Standing};
-use crate::run::Node;
 
 /// How nodes reach the CA.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -10,8 +10,9 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 use tokio::time::Instant;
 
+use super::choice::{Choice, choose};
 use super::meta::Meta;
-use super::primary::{self, Choice, Primary};
+use super::primary::{self, Primary};
 use super::rewrites::{Rewrites, probable_owner};
 use crate::config::Strategy;
 use crate::durable;
@@ -144,7 +145,7 @@ impl Folder {
                 path.is_file().then(|| (name.clone(), durable::read_bounded(&path, MAX_FILE).unwrap_or_default()))
             })
             .collect();
-        let choice = primary::choose(files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())), wish.network);
+        let choice = choose(files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())), wish.network);
         let primary = match self.settle(&choice, &names, now) {
             Ok(primary) => primary,
             Err(reason) => return Outcome::Waiting { reason },

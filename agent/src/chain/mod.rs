@@ -1,5 +1,6 @@
 //! The chain: our entry in the network configuration of the node, and the proof that the runtime uses it.
 
+mod choice;
 pub(crate) mod folder;
 pub(crate) mod meta;
 pub(crate) mod primary;
@@ -14,9 +15,9 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::config::{PLUGIN, Strategy};
+use crate::node::Node;
 use crate::places::Places;
 use crate::readiness::{Part, Standing};
-use crate::run::Node;
 use crate::runtime::loaded::Loaded;
 use crate::runtime::{Client, RuntimeError, Status};
 use crate::watch::DirectoryWatch;

@@ -12,8 +12,8 @@ use nebula_cni_plugin::clock::{Clock, SystemClock};
 use nebula_cni_plugin::instance_status::Status;
 
 use self::table::TableNumbers;
+pub(crate) use self::table::Written;
 use crate::reconcile::plan::{Protection, Stand};
-use crate::table::writer::Written;
 
 /// What is counted and shown. Instances are asked by the reconciliation, not for each scrape: their numbers are at most
 /// half a minute old.

@@ -5,7 +5,17 @@ use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use super::{head, one};
-use crate::table::writer::Written;
+
+/// What became of an attempt to write the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Written {
+    /// The version that is there now.
+    pub version: u64,
+    /// Its length in bytes; `None`: the file says all of it already.
+    pub bytes: Option<usize>,
+    /// How long it took.
+    pub took: Duration,
+}
 
 /// What was written last; nothing while nothing is captured.
 #[derive(Debug, Default)]

@@ -17,10 +17,10 @@ use crate::cluster::taint_keeper::{self, GRACE, TaintKeeper};
 use crate::cluster::{api, worker};
 use crate::config::{Config, PLUGIN};
 use crate::metrics::Metrics;
+use crate::node::Node;
 use crate::places::Places;
 use crate::readiness::{Part, Readiness, Standing};
 use crate::released::{self, Releaser};
-use crate::run::Node;
 use crate::runtime::Client;
 use crate::runtime::loaded::Loaded;
 

@@ -9,10 +9,11 @@ use nebula_cert::directory::{DIRECTORY_PATH, Directory, MAX_PAGE_BYTES, MAX_WAIT
 use nebula_cert::hex;
 use nebula_cert::issuance::Refusal;
 use nebula_cni_plugin::launch::port_number;
-use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
 
-use super::facts::{Facts, Input, Keep, Member, PodId, addresses};
+use super::facts::{Facts, Input};
+use super::kept::Keep;
+use super::member::{Member, PodId, addresses, id, incarnation};
 use crate::ca::{CaError, Target};
 use crate::config::{TLS_CA_FILE, TOKEN_FILE};
 use crate::durable;
@@ -203,18 +204,6 @@ impl DirectoryClient {
         self.version = None;
         self.failed();
     }
-}
-
-/// By which a pod is known here.
-pub(super) fn id(uid: &str) -> PodId {
-    let digest = Sha256::digest(uid.as_bytes());
-    digest.iter().take(16).fold(0, |id, byte| id << 8 | u128::from(*byte))
-}
-
-/// The incarnation of the pod with this UID: the first eight bytes of the UID's SHA-256, and never 0.
-#[must_use]
-pub fn incarnation(uid: &str) -> u64 {
-    ((id(uid) >> 64) as u64).max(1)
 }
 
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);

@@ -8,9 +8,7 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::discovery::v1 as discovery;
 use nebula_cni_plugin::cluster_table::EndpointState;
 
-use super::facts::Name;
-use super::kept::Weighed;
-use super::services::{Port, protocol};
+use super::kept::{Name, Weighed};
 
 /// Endpoints of one family that share their ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +26,22 @@ pub(super) struct Endpoint {
     pub(super) address: IpAddr,
     pub(super) state: EndpointState,
     pub(super) node: Option<Arc<str>>,
+}
+
+/// A named port. Its name is empty if the Service has only one.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Port {
+    pub(super) name: Box<str>,
+    pub(super) port: u16,
+    pub(super) protocol: u8,
+}
+
+impl Port {
+    /// The port to which this one leads in a slice with these ports.
+    pub(super) fn target(&self, ports: &[Self]) -> Option<u16> {
+        let is_same = |own: &&Self| own.name == self.name && own.protocol == self.protocol;
+        ports.iter().find(is_same).map(|own| own.port)
+    }
 }
 
 impl Weighed for Vec<Slice> {
@@ -123,6 +137,16 @@ fn state(conditions: &discovery::EndpointConditions) -> EndpointState {
         (true, _, _) => EndpointState::Ready,
         (false, true, true) => EndpointState::Terminating,
         (false, _, _) => EndpointState::NotReady,
+    }
+}
+
+/// Number of a protocol by its name in the API; TCP if there is none.
+pub(super) fn protocol(name: Option<&str>) -> Option<u8> {
+    match name.unwrap_or("TCP") {
+        "TCP" => Some(6),
+        "UDP" => Some(17),
+        "SCTP" => Some(132),
+        _ => None,
     }
 }
 

@@ -10,9 +10,10 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::directory;
 use super::endpoints::Slice;
-use super::facts::{Facts, Keep, Member, Settings, addresses};
+use super::facts::{Facts, Settings};
+use super::kept::Keep;
+use super::member::{self, Member, addresses};
 use super::nodes::NodeFacts;
 use super::services::Service;
 use super::shown::{Namespaces, Pod, Rules};
@@ -113,19 +114,19 @@ impl World {
             }
             "Pod" => {
                 let pod: Pod = read(&line.object)?;
-                let id = directory::id(pod.metadata.uid.as_deref().unwrap_or_default());
+                let id = member::id(pod.metadata.uid.as_deref().unwrap_or_default());
                 facts.pods.put(id, self.rules.shown(&pod, &Namespaces::new()).filter(|_| is_there));
             }
             "Holder" => {
                 let Holder { uid, addresses: all } = read(&line.object)?;
-                let incarnation = directory::id(&uid) as u64;
+                let incarnation = member::id(&uid) as u64;
                 let member = Member {
                     addresses: addresses(all),
                     incarnation,
                     port_number: incarnation as u32,
                     is_host: uid.starts_with("host "),
                 };
-                facts.members.put(directory::id(&uid), Some(member).filter(|_| is_there));
+                facts.members.put(member::id(&uid), Some(member).filter(|_| is_there));
             }
             _ => return None,
         }

@@ -9,7 +9,9 @@ use ipnet::IpNet;
 use nebula_cni_plugin::cluster_table::End;
 use nebula_cni_plugin::launch::port_at;
 
-use super::facts::{Facts, Member, Name, PodId, first_host};
+use super::facts::Facts;
+use super::kept::Name;
+use super::member::{Member, PodId};
 use super::nodes::NodeFacts;
 use super::shown::Shown;
 use crate::underlay::nodes::Ports;
@@ -202,6 +204,11 @@ impl<'a> NodeRanges<'a> {
 
 /// So many instances of a node are asked for an answer before the node is called silent.
 const PORTS_OF_NODE: usize = 3;
+
+/// The first address of a prefix after its network address: what bridges and tunnel devices of a node usually have.
+pub(super) fn first_host(prefix: IpNet) -> Option<IpAddr> {
+    prefix.hosts().find(|address| *address != prefix.network())
+}
 
 #[cfg(test)]
 mod tests;

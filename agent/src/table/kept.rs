@@ -2,8 +2,12 @@
 //! one namespace can make as many as they like, and each agent of the cluster follows all of them.
 
 use std::collections::{BTreeSet, HashMap};
+use std::hash::Hash;
 
-use super::facts::{Keep, Name};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+/// Namespace and name of an object, as `NAMESPACE/NAME`.
+pub type Name = Box<str>;
 
 /// Objects with their budgets.
 #[derive(Debug, PartialEq)]
@@ -14,6 +18,31 @@ pub struct Kept<V> {
     crowded: BTreeSet<Box<str>>,
     /// Bytes that the objects of one namespace may take.
     budget: usize,
+}
+
+/// A part of the facts that a watch keeps.
+pub(super) trait Keep: Default + PartialEq {
+    type Key;
+    type Value;
+
+    /// Puts `value` under `key`, or removes what is there; returns whether that changed anything.
+    fn put(&mut self, key: Self::Key, value: Option<Self::Value>) -> bool;
+}
+
+impl<K: Hash + Eq, V: PartialEq> Keep for HashMap<K, V> {
+    type Key = K;
+    type Value = V;
+
+    fn put(&mut self, key: K, value: Option<V>) -> bool {
+        match value {
+            None => self.remove(&key).is_some(),
+            Some(value) if self.get(&key) == Some(&value) => false,
+            Some(value) => {
+                self.insert(key, value);
+                true
+            }
+        }
+    }
 }
 
 /// How much memory something takes.
@@ -99,6 +128,11 @@ pub(super) fn namespace(name: &str) -> &str {
 
 fn weight(name: &Name, value: Option<&impl Weighed>) -> usize {
     value.map_or(0, |value| ENTRY + name.len() + value.weight())
+}
+
+/// When the API server made an object, in seconds since 1970; 0 if it does not say.
+pub(super) fn created(metadata: &ObjectMeta) -> i64 {
+    metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
 }
 
 /// For the entry of a map.

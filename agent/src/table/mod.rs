@@ -14,8 +14,10 @@ pub mod fuzzing;
 pub mod judgement;
 mod keeper;
 pub mod kept;
+pub mod member;
 pub mod nodes;
 pub mod ranges;
+mod records;
 pub mod service_choices;
 pub mod services;
 pub mod shown;
@@ -46,9 +48,9 @@ use crate::cluster::api;
 use crate::config::Config;
 use crate::host_root::HostRoot;
 use crate::metrics::Metrics;
+use crate::node::Node;
 use crate::readiness::{Part, Standing};
 use crate::reconcile::entry::{Entry, EntryError};
-use crate::run::Node;
 use crate::underlay::nodes::Ports;
 
 /// What the followers tell and the writer reads.

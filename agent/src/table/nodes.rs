@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node;
 use nebula_cert::directory::NODE_ADDRESS_ANNOTATIONS;
 
-use super::facts::created;
+use super::kept::created;
 
 /// What counts of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

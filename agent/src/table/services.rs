@@ -10,9 +10,8 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1 as core;
 use nebula_cni_plugin::cluster_table::{Builder, EndpointList, ServiceEndpoint, ServicePort};
 
-use super::endpoints::Slice;
-use super::facts::created;
-use super::kept::Weighed;
+use super::endpoints::{Port, Slice, protocol};
+use super::kept::{Weighed, created};
 
 /// A Service with cluster IPs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,14 +26,6 @@ pub struct Service {
     this_node_only: bool,
     /// When the API server made it, in seconds since 1970.
     pub(super) created: i64,
-}
-
-/// A named port. Its name is empty if the Service has only one.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Port {
-    pub(super) name: Box<str>,
-    pub(super) port: u16,
-    pub(super) protocol: u8,
 }
 
 impl Service {
@@ -177,14 +168,6 @@ pub(super) struct Taken {
     pub(super) reserved: HashSet<IpAddr>,
 }
 
-impl Port {
-    /// The port to which this one leads in a slice with these ports.
-    fn target(&self, ports: &[Self]) -> Option<u16> {
-        let is_same = |own: &&Self| own.name == self.name && own.protocol == self.protocol;
-        ports.iter().find(is_same).map(|own| own.port)
-    }
-}
-
 impl Weighed for Service {
     fn weight(&self) -> usize {
         let addresses = size_of_val(&*self.addresses) + size_of_val(&*self.balanced) + size_of_val(&*self.node_ports);
@@ -222,16 +205,6 @@ fn lists<'a>(builder: &mut Builder, slices: impl Iterator<Item = &'a Slice>, nod
         List { ports, list: builder.endpoints(endpoints), count }
     };
     by_ports.into_iter().map(&mut list).collect()
-}
-
-/// Number of a protocol by its name in the API; TCP if there is none.
-pub(super) fn protocol(name: Option<&str>) -> Option<u8> {
-    match name.unwrap_or("TCP") {
-        "TCP" => Some(6),
-        "UDP" => Some(17),
-        "SCTP" => Some(132),
-        _ => None,
-    }
 }
 
 /// More than a Service has.

@@ -12,8 +12,7 @@ use nebula_cni_plugin::enrolment::ANNOTATION;
 use nebula_cni_plugin::enrolment::labels::{Answer, LabelSource, Labels, Question};
 use serde::Deserialize;
 
-use super::directory;
-use super::facts::{Addresses, PodId, addresses};
+use super::member::{self, Addresses, PodId, addresses};
 use crate::reconcile::entry::{Entry, PodFacts};
 use crate::reconcile::seen::Enrolment;
 
@@ -203,7 +202,7 @@ impl Rules {
 fn mirrored(pod: &Pod) -> Option<PodId> {
     let hash = pod.metadata.annotations.as_ref()?.get("kubernetes.io/config.mirror")?;
     let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
-    owners.iter().any(|owner| owner.kind == "Node" && owner.name == pod.spec.node_name).then(|| directory::id(hash))
+    owners.iter().any(|owner| owner.kind == "Node" && owner.name == pod.spec.node_name).then(|| member::id(hash))
 }
 
 /// The labels of one pod and its namespace.
@@ -323,7 +322,7 @@ mod tests {
             })
         };
         let of = |rules: &mut Rules, pod: &Pod| shown(rules, pod).unwrap().mirrors;
-        assert_eq!(of(&mut all, &mirror("Node", "n1")).as_deref(), Some(&directory::id("hash")));
+        assert_eq!(of(&mut all, &mirror("Node", "n1")).as_deref(), Some(&member::id("hash")));
         assert_eq!(of(&mut all, &mirror("Node", "n2")), None);
         assert_eq!(of(&mut all, &mirror("ReplicaSet", "n1")), None);
     }

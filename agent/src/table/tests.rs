@@ -427,9 +427,9 @@ async fn beside_a_ca_without_a_directory_the_agent_says_what_to_do_and_reads_it_
     };
     is_so("it says what to do", &|| problem().is_some_and(|why| why.contains("upgrade nebula-ca first"))).await;
     assert!(problem().is_some_and(|why| why.contains("not_found")), "{:?}", problem());
-    assert!(!shared.facts().members.contains_key(&directory::id("uid-web")));
+    assert!(!shared.facts().members.contains_key(&member::id("uid-web")));
     target.send_replace(Some(ca.target.clone()));
-    is_so("it reads", &|| problem().is_none() && shared.facts().members.contains_key(&directory::id("uid-web"))).await;
+    is_so("it reads", &|| problem().is_none() && shared.facts().members.contains_key(&member::id("uid-web"))).await;
     follower.abort();
 }
 

@@ -14,9 +14,10 @@ use kube::{Api, Client, ResourceExt};
 use tokio::sync::watch;
 
 use super::Shared;
-use super::directory;
 use super::endpoints::Slice;
-use super::facts::{Facts, Input, Keep};
+use super::facts::{Facts, Input};
+use super::kept::Keep;
+use super::member;
 use super::nodes::NodeFacts;
 use super::services::Service;
 use super::shown::{Namespaces, Pod, Rules};
@@ -100,7 +101,7 @@ pub(super) async fn pods(
         let events = watcher(Api::<Pod>::all_with(client.clone(), &resource), pages());
         let convert = |pod: &Pod| {
             let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-            (directory::id(uid), rules.shown(pod, &known))
+            (member::id(uid), rules.shown(pod, &known))
         };
         tokio::select! {
             () = follow(&shared, Input::Pods, events, |facts| &mut facts.pods, convert) => {}

@@ -15,6 +15,7 @@ use nebula_cni_plugin::link::service_choice::Choice;
 use super::facts::Facts;
 use super::judgement::Judgement;
 use crate::durable;
+use crate::metrics::Written;
 
 /// The only writer of the file on this node.
 #[derive(Debug, Default)]
@@ -24,17 +25,6 @@ pub struct Writer {
     version: u64,
     /// [`Facts::changes`] of the table that is there; `None` if an earlier agent wrote it.
     written: Option<u64>,
-}
-
-/// What became of an attempt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Written {
-    /// The version that is there now.
-    pub version: u64,
-    /// Its length in bytes; `None`: the file says all of it already.
-    pub bytes: Option<usize>,
-    /// How long it took.
-    pub took: Duration,
 }
 
 /// A table cannot be written.

@@ -10,8 +10,8 @@ use super::probe::ask;
 use super::{MAX_ENDPOINTS, RETRY, SILENT_ROUNDS, TEST_EVERY};
 use crate::ca::Target;
 use crate::config::TLS_CA_FILE;
+use crate::node::Node;
 use crate::readiness::{Part, Standing};
-use crate::run::Node;
 
 /// Tests the way to every lighthouse that the CA announces, for ever.
 pub(crate) async fn watch(node: &Node, mut target: watch::Receiver<Option<Target>>) {

@@ -18,8 +18,8 @@ use tokio::{
 
 use super::{
     ClusterError, Pod,
-    kube::{ApiServer, Ask, message_of, unreachable, url_encoded},
     occupancy::{Node, Occupancy},
+    request::{self, Ask, message_of, unreachable, url_encoded},
 };
 
 /// What is followed, with the tasks that do it.
@@ -214,7 +214,7 @@ async fn list<K: Kind>(shared: &Shared, client: &Client) -> Result<String, Clust
     let (mut all, mut next) = (Occupancy::default(), String::new());
     for _ in 0..MAX_PAGES {
         let path = format!("{}?limit={PAGE}&continue={}", K::PATH, url_encoded(&next));
-        let page: List<K> = ApiServer::answer(client, K::WHAT, Ask::get(path)).await?.ok_or(ClusterError::Timeout)?;
+        let page: List<K> = request::answer(client, K::WHAT, Ask::get(path)).await?.ok_or(ClusterError::Timeout)?;
         page.items.iter().for_each(|item| item.put(&mut all));
         next = page.metadata.r#continue;
         if next.is_empty() {

@@ -9,6 +9,7 @@ mod follow;
 #[cfg(feature = "kubernetes")]
 mod kube;
 mod occupancy;
+mod request;
 
 use std::{
     collections::{BTreeMap, HashSet},

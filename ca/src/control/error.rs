@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use nebula_cert::{Curve, HostKeyError, with_causes};
 
 use super::certificates::MAX_BLOCKLIST_ENTRIES;
-use crate::{address::Subject, authority::GrantError, backup::BackupError, store::StoreError};
+use crate::{address::Subject, authority::GrantError, ledger_copy::CopyError, store::StoreError};
 
 /// Why a command was refused.
 #[derive(Debug, thiserror::Error)]
@@ -14,7 +14,7 @@ pub(crate) enum CommandError {
     #[error("no service runs on this directory; it reads its files when it starts")]
     NoService,
     #[error("cannot copy the ledger: {}", with_causes(.0))]
-    Copy(BackupError),
+    Copy(CopyError),
     #[error("the token's hash is not 64 hex digits")]
     BadTokenHash,
     #[error(

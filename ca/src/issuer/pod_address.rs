@@ -1,15 +1,12 @@
 //! Overlay addresses of pods: which ones a pod gets, and whether another one has them.
 
-use std::net::IpAddr;
-
 use ipnet::IpNet;
 use nebula_cert::UnixTime;
 
 use super::{Issuer, Rules, pod::Draft};
 use crate::{
-    address::{AddressMode, Subject},
+    address::AddressMode,
     cluster::{Asker, Taken},
-    pod::PodFacts,
     refusal::{Refusal, kept_note},
     store::{AllotError, Allottee, Pool},
 };
@@ -89,33 +86,4 @@ impl Issuer {
         }
         Ok(())
     }
-}
-
-/// Whether the pod `holder` is shown to be gone, or no longer to have the address that `pod` wants.
-///
-/// With Kubernetes, the API server decides. What it leaves open, the holder's own node may settle by vouching for the
-/// next pod at the address, since it reassigned that address. Without Kubernetes, only that node can, unless the
-/// holder's certificates are blocked anyway.
-pub(super) fn has_left(
-    rules: &Rules,
-    holder: &Subject,
-    wanted: IpAddr,
-    is_silent: bool,
-    pod: &PodFacts,
-) -> Result<bool, Refusal> {
-    let Subject::Pod { namespace, name, uid, address, other_address, node, .. } = holder else { return Ok(false) };
-    let Some((cluster, _)) = rules.kubernetes() else {
-        return Ok(is_silent || (pod.is_vouched_by_node && pod.node.is_some() && pod.node == *node));
-    };
-    let found = match cluster.pod(namespace, name)? {
-        Some(found) if found.is(uid) && !found.is_over() => found,
-        _ => return Ok(true),
-    };
-    let reported = found.addresses();
-    // A pod that still has its address of the other family may have lost this one.
-    let theirs = if *other_address == Some(wanted) { &wanted } else { address };
-    let has_moved = !reported.is_empty() && !reported.contains(theirs) && !reported.contains(&wanted);
-    let is_open = reported.is_empty() || found.is_ending();
-    let is_own = pod.is_vouched_by_node && pod.node.as_ref() == Some(&found.spec.node_name);
-    Ok(has_moved || (is_open && is_own))
 }

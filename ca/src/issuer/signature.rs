@@ -1,8 +1,10 @@
 //! Signs a certificate and records it in the ledger, or repeats one that is recorded already.
 
+use std::net::IpAddr;
+
 use nebula_cert::{Certificate, Fingerprint, UnixTime, issuance::Reply};
 
-use super::{Issued, Issuer, Rules, pod_address::has_left};
+use super::{Issued, Issuer, Rules};
 use crate::{
     address::{AddressMode, Kept, Subject},
     authority::Grant,
@@ -141,3 +143,26 @@ pub(super) fn is_for_key(record: &IssuedRecord, public_key: &[u8]) -> bool {
 
 /// Maximum number of address holders looked up for one certificate.
 const MAX_LOOKUPS: usize = 4;
+
+/// Whether the pod `holder` is shown to be gone, or no longer to have the address that `pod` wants.
+///
+/// With Kubernetes, the API server decides. What it leaves open, the holder's own node may settle by vouching for the
+/// next pod at the address, since it reassigned that address. Without Kubernetes, only that node can, unless the
+/// holder's certificates are blocked anyway.
+fn has_left(rules: &Rules, holder: &Subject, wanted: IpAddr, is_silent: bool, pod: &PodFacts) -> Result<bool, Refusal> {
+    let Subject::Pod { namespace, name, uid, address, other_address, node, .. } = holder else { return Ok(false) };
+    let Some((cluster, _)) = rules.kubernetes() else {
+        return Ok(is_silent || (pod.is_vouched_by_node && pod.node.is_some() && pod.node == *node));
+    };
+    let found = match cluster.pod(namespace, name)? {
+        Some(found) if found.is(uid) && !found.is_over() => found,
+        _ => return Ok(true),
+    };
+    let reported = found.addresses();
+    // A pod that still has its address of the other family may have lost this one.
+    let theirs = if *other_address == Some(wanted) { &wanted } else { address };
+    let has_moved = !reported.is_empty() && !reported.contains(theirs) && !reported.contains(&wanted);
+    let is_open = reported.is_empty() || found.is_ending();
+    let is_own = pod.is_vouched_by_node && pod.node.as_ref() == Some(&found.spec.node_name);
+    Ok(has_moved || (is_open && is_own))
+}

@@ -1,18 +1,17 @@
 //! The policy file: its keys, and how they become a valid policy or a list of all findings.
 
-use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
+use std::{collections::BTreeMap, path::PathBuf};
 
 use ipnet::IpNet;
 use serde::Deserialize;
 
 use super::{
-    HostPolicy, MAX_RENEWAL_GRACE, Namespaces, PodPolicy, Policy, PolicyError, Provisional, Rule, Template,
+    HostPolicy, MAX_RENEWAL_GRACE, Namespaces, PodPolicy, Policy, PolicyError, Provisional, Rule, findings::Findings,
     lighthouse::LighthousesFile, template::is_label_key,
 };
 use crate::{
     address::{self, AddressMode},
     pod::{KubernetesPolicy, is_name, is_namespace},
-    time,
 };
 use nebula_cert::issuance::Lighthouses;
 
@@ -374,54 +373,6 @@ impl KubernetesFile {
             kubeconfig: self.kubeconfig,
             node_ranges: self.node_ranges,
         }
-    }
-}
-
-/// Errors in a file, each with the key that it is about.
-#[derive(Default)]
-pub(super) struct Findings(Vec<String>);
-
-impl Findings {
-    pub(super) fn add(&mut self, key: &str, problem: impl std::fmt::Display) {
-        self.0.push(format!("{key}: {problem}"));
-    }
-
-    fn template(&mut self, key: &str, text: &str, with_kubernetes: bool) -> Template {
-        match Template::parse(text) {
-            Ok(template) => {
-                if template.needs_kubernetes() && !with_kubernetes {
-                    self.add(key, format!("template {text:?} takes facts that only a \"kubernetes\" section gives"));
-                }
-                template
-            }
-            Err(problem) => {
-                self.add(key, format!("template {text:?}: {problem}"));
-                Template::default()
-            }
-        }
-    }
-
-    fn templates(&mut self, key: &str, texts: &[String], with_kubernetes: bool) -> Vec<Template> {
-        texts.iter().map(|text| self.template(key, text, with_kubernetes)).collect()
-    }
-
-    /// Parses networks and single addresses.
-    fn networks(&mut self, key: &str, texts: &[String]) -> Vec<IpNet> {
-        let mut networks = Vec::new();
-        for text in texts {
-            match text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from)) {
-                Ok(network) => networks.push(network.trunc()),
-                Err(_) => self.add(key, format!("{text:?} is no network such as 10.42.0.0/16")),
-            }
-        }
-        networks
-    }
-
-    pub(super) fn life(&mut self, key: &str, text: &str) -> i64 {
-        time::parse_duration(text).unwrap_or_else(|error| {
-            self.add(key, error);
-            0
-        })
     }
 }
 

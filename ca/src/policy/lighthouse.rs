@@ -5,7 +5,7 @@ use std::{net::IpAddr, num::NonZeroU16};
 use ipnet::IpNet;
 use serde::Deserialize;
 
-use super::{MAX_NAME_BYTES, Policy, file::Findings};
+use super::{MAX_NAME_BYTES, Policy, findings::Findings};
 use crate::{
     address,
     pod::{is_name, is_namespace},

@@ -2,6 +2,7 @@
 //! (certificate policy).
 
 mod file;
+mod findings;
 mod lighthouse;
 mod template;
 

@@ -64,7 +64,6 @@ pub(crate) use self::tunnels::Established;
 use self::tunnels::Tunnels;
 use self::validation::Validations;
 pub use self::wall_clock::WallClock;
-pub(crate) use self::warm::MAX_KEPT;
 use self::warm::Warm;
 use crate::capture::OpenedBefore;
 use crate::counters::Direction;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::Node;
 use super::timer::Due;
+use crate::config::MAX_KEPT;
 use crate::tunnel::Tunnel;
 use crate::wire::header::MessageType;
 
@@ -92,8 +93,6 @@ impl Node {
     }
 }
 
-/// Maximum number of tunnels that are kept.
-pub(crate) const MAX_KEPT: usize = 64;
 /// A kept tunnel costs two test requests and their answers a minute, as long as nobody uses it.
 const INTERVAL: Duration = Duration::from_secs(30);
 /// A tunnel without traffic for so long is idle.

@@ -12,8 +12,7 @@ use tokio::time::Instant;
 
 use super::message::{MAX_DATAGRAM_HEADER, datagram_header, parse_datagram};
 use super::owner::{Judgement, Owner};
-use super::server::log_unreached;
-use crate::overlay::{Overlay, Unreached};
+use crate::overlay::{Overlay, Unreached, log_unreached};
 use crate::sessions::{IDLE, MAX_DATAGRAM};
 use crate::target::{Host, Target};
 

@@ -5,4 +5,4 @@ pub mod message;
 pub(crate) mod owner;
 mod server;
 
-pub(crate) use server::{LOGIN_DELAY, Server, log_denied, log_unreached, read_request, serve};
+pub(crate) use server::{LOGIN_DELAY, Server, log_denied, read_request, serve};

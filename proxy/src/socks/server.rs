@@ -20,7 +20,7 @@ use super::message::{
 use crate::credentials::Credentials;
 use crate::head::{Failed, Head};
 use crate::listener::prepare;
-use crate::overlay::{Overlay, Unreached};
+use crate::overlay::{Overlay, Unreached, log_unreached};
 use crate::pipe::{Connection, pipe};
 
 /// What all clients share.
@@ -161,21 +161,6 @@ fn reply_to(error: &Unreached) -> Reply {
             }
             _ => Reply::Failure,
         },
-    }
-}
-
-/// Logs that a target cannot be reached; one outside of the overlay as a warning, with what to do.
-pub(crate) fn log_unreached(way: &str, client: SocketAddr, target: &dyn std::fmt::Display, error: &Unreached) {
-    const OUTSIDE: &str = "Refused an address that is not in the overlay: this is no proxy to the Internet; networks behind a node \
-                           belong into tun.unsafe_routes";
-    const FAILED: &str = "Cannot connect to a target";
-    let source = client.ip().to_string();
-    if matches!(error, Unreached::Outside(_)) {
-        if log::admits(Level::WARN, OUTSIDE, &source) {
-            tracing::warn!(by = way, %client, %target, "{OUTSIDE}");
-        }
-    } else if log::admits(Level::INFO, FAILED, &source) {
-        tracing::info!(by = way, %client, %target, %error, "{FAILED}");
     }
 }
 

@@ -2,10 +2,11 @@
 
 use nebula_cni_plugin::cluster_table::EndpointState;
 
-use super::super::endpoints::{Endpoint, Slice};
-use super::super::facts::{Keep, Member};
+use super::super::endpoints::{Endpoint, Port, Slice};
 use super::super::keeper::MAX_GATHER;
-use super::super::services::{Port, Service};
+use super::super::kept::Keep;
+use super::super::member::Member;
+use super::super::services::Service;
 use super::super::shown::Shown;
 use super::*;
 

@@ -66,6 +66,15 @@ pub struct PeerFacts {
     pub kernel_route: Option<KernelRoute>,
 }
 
+impl PeerFacts {
+    /// Endpoints whose probe had this result.
+    pub fn endpoints_found(&self, found: Found) -> impl Iterator<Item = &str> {
+        let has = move |probe: &Probe| probe.found == found;
+        let endpoints = self.endpoints.iter().filter(move |endpoint| endpoint.probe.as_ref().is_some_and(has));
+        endpoints.map(|endpoint| endpoint.endpoint.as_str())
+    }
+}
+
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PeerTunnel {

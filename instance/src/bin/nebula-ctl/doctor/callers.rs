@@ -2,13 +2,12 @@
 
 use nebula_instance::host::documents::{Facts, Found, PeerFacts, Unheard};
 
-use super::peers::endpoints_found;
 use super::{Finding, Severity};
 
 /// The peer repeats its call although this host answers it and UDP passes.
 pub(super) fn answers_not_taken(_: &Facts, peer: &PeerFacts) -> Vec<Finding> {
     let Some(unheard) = &peer.unheard else { return Vec::new() };
-    if unheard.udp_passes != Some(true) && endpoints_found(peer, Found::Nebula).next().is_none() {
+    if unheard.udp_passes != Some(true) && peer.endpoints_found(Found::Nebula).next().is_none() {
         return Vec::new();
     }
     let from = &unheard.from;

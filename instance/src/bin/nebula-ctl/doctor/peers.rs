@@ -1,6 +1,6 @@
 //! Why a peer cannot be reached, or cannot reach this host.
 
-use nebula_instance::host::documents::{Endpoint, Facts, Found, LighthouseAnswer, PeerFacts, Probe, Refusal, Tried};
+use nebula_instance::host::documents::{Endpoint, Facts, Found, LighthouseAnswer, PeerFacts, Refusal, Tried};
 
 use super::callers::{answers_lost, answers_not_taken};
 use super::conflicts::own_addresses;
@@ -115,7 +115,7 @@ fn own_address_at_an_endpoint(facts: &Facts, peer: &PeerFacts) -> Vec<Finding> {
 /// A Nebula was heard at an endpoint of the peer, if not the handshake of the peer.
 fn heard_at_an_endpoint(facts: &Facts, peer: &PeerFacts) -> Vec<Finding> {
     let about = &peer.peer;
-    if let Some(at) = endpoints_found(peer, Found::Nebula).next() {
+    if let Some(at) = peer.endpoints_found(Found::Nebula).next() {
         return vec![Finding::error(
             "refused_by_peer",
             about,
@@ -125,7 +125,7 @@ fn heard_at_an_endpoint(facts: &Facts, peer: &PeerFacts) -> Vec<Finding> {
              remote_allow_list excludes this host, or it is not that peer. Its log and `nebula ctl doctor` there say which.",
         )];
     }
-    let other = endpoints_found(peer, Found::NebulaToOtherPort).next();
+    let other = peer.endpoints_found(Found::NebulaToOtherPort).next();
     other
         .map(|at| {
             let port = facts.host.udp.rsplit(':').next().unwrap_or_default();
@@ -136,13 +136,6 @@ fn heard_at_an_endpoint(facts: &Facts, peer: &PeerFacts) -> Vec<Finding> {
         })
         .into_iter()
         .collect()
-}
-
-/// Endpoints whose probe had this result.
-pub(super) fn endpoints_found(peer: &PeerFacts, found: Found) -> impl Iterator<Item = &str> {
-    let has = move |probe: &Probe| probe.found == found;
-    let endpoints = peer.endpoints.iter().filter(move |endpoint| endpoint.probe.as_ref().is_some_and(has));
-    endpoints.map(|endpoint| endpoint.endpoint.as_str())
 }
 
 /// Nothing can be sent to any endpoint of the peer, or nothing listens there.
