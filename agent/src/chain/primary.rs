@@ -118,7 +118,7 @@ const OWN_PREFIXES: [&str; 2] = ["00-nebula-", "0-nebula-"];
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::choice::{Choice, choose};
+    use super::super::choice::choose;
     use super::*;
 
     fn entry() -> Map<String, Value> {
