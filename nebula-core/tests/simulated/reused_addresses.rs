@@ -1,5 +1,4 @@
-//! Another pod, which is not enrolled, gets the address of an enrolled one: nothing that was meant for the former
-//! leaves in clear.
+//! A pod that is not enrolled gets the address of an enrolled one: nothing meant for the former leaves in clear.
 
 use std::net::IpAddr;
 use std::time::Duration;
