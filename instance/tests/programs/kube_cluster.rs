@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::world::clear::Listener;
-use crate::world::kube::{NAMESPACE, Nodes, text};
+use crate::world::kube::{DELETED_WITHIN, NAMESPACE, Nodes, text};
 
 /// The manifests as `kubectl apply -k deploy/kubernetes` has them, for release 1.20 and with the namespace `shop`
 /// enrolled.
@@ -117,16 +117,16 @@ fn one_command_installs_a_cluster_whose_pods_old_and_new_have_tunnels_and_anothe
     assert_eq!(nodes.overlay("other", "plain"), None);
 
     // A deleted pod goes as without us, and another takes its name.
-    nodes.kubectl(&["delete", "pod", "-n", "shop", "db", "--timeout=30s"]);
+    nodes.kubectl(&["delete", "pod", "-n", "shop", "db", DELETED_WITHIN]);
     nodes.pod("shop", "db", "node2");
     nodes.wait_for_pod("shop", "db");
     assert!(nodes.ping("shop", "web", &address("db")), "the new pod is not reached\n{}", nodes.state());
 
     // Uninstalled: enrolled pods go first, as the documents say.
     for name in ["web", "db", "before"] {
-        nodes.kubectl(&["delete", "pod", "-n", "shop", name, "--timeout=30s"]);
+        nodes.kubectl(&["delete", "pod", "-n", "shop", name, DELETED_WITHIN]);
     }
-    nodes.kubectl(&["delete", "daemonset", "-n", NAMESPACE, "nebula-cni-agent", "--timeout=30s"]);
+    nodes.kubectl(&["delete", "daemonset", "-n", NAMESPACE, "nebula-cni-agent", DELETED_WITHIN]);
     clean_nodes(&nodes);
     for node in [1, 2] {
         assert_eq!(nodes.left_on(node), "", "node {node} still has these");

@@ -15,11 +15,9 @@ use serde_json::json;
 
 use crate::kube_capture::town::Town;
 use crate::kube_cluster::clean_nodes;
-use crate::world::kube::{NAMESPACE, Nodes, text};
+use crate::world::kube::{DELETED_WITHIN, NAMESPACE, Nodes, text};
 
-/// How long each job of the hook waits for the nodes. The kubelet of 1.20 keeps a deleted pod until its sandbox is
-/// removed. If it sees the sandbox end later than the container, the garbage collection removes it, once a minute
-/// (kubernetes/kubernetes#97288, mended in later releases).
+/// How long each job of the hook waits for the nodes: longer than a pod of the agent takes to go ([`DELETED_WITHIN`]).
 const PATIENCE: Duration = Duration::from_secs(75);
 
 struct Helm<'a> {
@@ -174,7 +172,7 @@ fn helm_installs_and_upgrades_and_uninstalls_once_no_pod_needs_it() {
     reach(("shop", "web"), ("shop", "db"));
 
     for (namespace, name) in [("shop", "web"), ("shop", "db"), ("shop", "back"), ("other", "late")] {
-        nodes.kubectl(&["delete", "pod", "-n", namespace, name, "--timeout=30s"]);
+        nodes.kubectl(&["delete", "pod", "-n", namespace, name, DELETED_WITHIN]);
     }
     helm.succeeds("uninstall", helm.start(&["uninstall"]));
     assert_eq!(helm.succeeds("list", helm.start(&["list"])), "");
@@ -189,7 +187,7 @@ fn helm_installs_and_upgrades_and_uninstalls_once_no_pod_needs_it() {
     for node in [1, 2] {
         assert_eq!(nodes.left_on(node), "", "node {node} still has these");
     }
-    nodes.kubectl(&["delete", "daemonset", "-n", NAMESPACE, "nebula-cni-uninstall", "--timeout=30s"]);
+    nodes.kubectl(&["delete", "daemonset", "-n", NAMESPACE, "nebula-cni-uninstall", DELETED_WITHIN]);
     nodes.pod("shop", "after", "node2");
     nodes.wait_for_pod("shop", "after");
     assert_eq!(nodes.overlay("shop", "after"), None);

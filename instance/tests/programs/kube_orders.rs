@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::kube_cluster::install;
 use crate::world::chaos::{Random, number};
 use crate::world::clear::Listener;
-use crate::world::kube::{NAMESPACE, Nodes, text};
+use crate::world::kube::{DELETED_WITHIN, NAMESPACE, Nodes, text};
 
 const QUIET_WITHIN: Duration = Duration::from_secs(120);
 const PRIMARY: &str = "/etc/cni/net.d/10-bridge.conflist";
@@ -142,7 +142,7 @@ impl Site {
             Step::PodEnds => {
                 if !self.pods.is_empty() {
                     let name = self.pods.swap_remove(self.random.below(self.pods.len()));
-                    nodes.kubectl(&["delete", "pod", "-n", "shop", &name, "--timeout=60s"]);
+                    nodes.kubectl(&["delete", "pod", "-n", "shop", &name, DELETED_WITHIN]);
                 }
             }
         }
