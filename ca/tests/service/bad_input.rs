@@ -123,7 +123,7 @@ fn a_request_under_way_when_the_service_stops_is_answered() {
     assert_eq!(&answer, b"HTTP/1.1 200");
     drop(stream);
     assert!(stopping.join().unwrap().contains("stopping connections=1"));
-    assert_eq!(ca.json("list", &[]).as_array().unwrap().len(), 1);
+    assert_eq!(ca.json("certificate list", &[]).as_array().unwrap().len(), 1);
 }
 
 fn tls_stream(ca: &Ca, address: SocketAddr) -> StreamOwned<ClientConnection, TcpStream> {

@@ -52,10 +52,10 @@ fn commands_give_the_same_answers_with_and_without_a_service() {
     let service = ca.serve();
     let two = ca.token("two", "10.42.0.10/16", &["--groups", "web"]);
     service.caller.enrol(&two, &key()).unwrap();
-    let during = (ca.json("token list", &[]), ca.json("list", &[]));
+    let during = (ca.json("token list", &[]), ca.json("certificate list", &[]));
     service.stop();
     assert!(!ca.file("control.sock").exists());
-    assert_eq!(during, (ca.json("token list", &[]), ca.json("list", &[])));
+    assert_eq!(during, (ca.json("token list", &[]), ca.json("certificate list", &[])));
     let state = |token: &Value| (token["name"].as_str().unwrap().to_owned(), token["used"].is_null());
     let tokens: Vec<_> = during.0.as_array().unwrap().iter().map(state).collect();
     assert_eq!(tokens, [("one".to_owned(), true), ("two".to_owned(), false)]);
@@ -100,7 +100,7 @@ fn lists_are_tables_for_people() {
     let service = ca.serve();
     service.caller.pod(&ca.text("node.token"), pod(7), &key()).unwrap();
     ca.token("edge", "10.42.0.9/16", &[]);
-    let (issued, tokens) = (ca.output("list", &[]), ca.output("token list", &[]));
+    let (issued, tokens) = (ca.output("certificate list", &[]), ca.output("token list", &[]));
     let row = issued.lines().nth(1).unwrap();
     assert!(issued.starts_with("NAME"), "{issued}");
     assert!(row.contains("web-7.shop.pod") && row.contains("10.42.0.7/16") && row.contains("ns:shop"), "{row}");
@@ -119,15 +119,15 @@ fn a_revoked_certificate_is_on_the_blocklist_and_changes_the_tag() {
     assert!(body.contains("\"blocklist\":[]"), "{body}");
     assert_eq!(service.caller.get("/v1/trust", &tag), (304, tag.clone(), String::new()));
 
-    let revoked = ca.output("revoke", &["web-7.shop.pod"]);
+    let revoked = ca.output("certificate revoke", &["web-7.shop.pod"]);
     let fingerprint = revoked.trim().strip_prefix("revoked ").unwrap();
     let (status, new_tag, body) = service.caller.get("/v1/trust", &tag);
     assert_eq!(status, 200);
     assert_ne!(new_tag, tag);
     assert!(body.contains(fingerprint), "{body}");
     assert_eq!(service.caller.pod(&token, pod(8), &key()).unwrap().blocklist, [fingerprint]);
-    assert!(ca.output("list", &[]).lines().nth(1).unwrap().contains("revoked"));
-    assert!(ca.failure("revoke", &["nobody"]).contains("nebula-ca certificate list"));
+    assert!(ca.output("certificate list", &[]).lines().nth(1).unwrap().contains("revoked"));
+    assert!(ca.failure("certificate revoke", &["nobody"]).contains("nebula-ca certificate list"));
 }
 
 #[test]

@@ -39,7 +39,7 @@ fn killed_under_load_it_has_every_certificate_that_anybody_received() {
     let received: Vec<String> = askers.into_iter().flat_map(|asker| asker.join().unwrap()).collect();
     assert!(!received.is_empty(), "nothing was issued before the kill");
 
-    let listed = ca.json("list", &[]);
+    let listed = ca.json("certificate list", &[]);
     let listed: HashSet<&str> =
         listed.as_array().unwrap().iter().map(|issued| issued["fingerprint"].as_str().unwrap()).collect();
     for fingerprint in &received {

@@ -133,7 +133,7 @@ fn a_revocation_names_who_does_not_hear_of_it_at_once_and_when_they_do() {
         assert_eq!(asks("/v1/trust?wait=1", &tag, &forged), 304);
     }
 
-    let revoked = ca.json("revoke", &["lost"]);
+    let revoked = ca.json("certificate revoke", &["lost"]);
     assert_eq!(revoked["fingerprints"], serde_json::json!([verified(&lost.0).fingerprint().to_string()]));
     assert_eq!(revoked["ends"], verified(&lost.0).not_after());
     let unaware = &revoked["unaware"];
@@ -148,13 +148,13 @@ fn a_revocation_names_who_does_not_hear_of_it_at_once_and_when_they_do() {
         assert!((7_100..=7_200).contains(&left), "two thirds of its certificate's life: {holder}");
     }
     // People get a table. A foreign certificate is unknown to the ledger, and all the same not heard of.
-    let said = ca.output("revoke", &[&"ab".repeat(32)]);
+    let said = ca.output("certificate revoke", &[&"ab".repeat(32)]);
     assert!(said.contains("1 of 3 other holders hear of it at once"), "{said}");
     let row = said.lines().find(|line| line.starts_with("timer")).unwrap();
     assert!(row.contains("10.42.0.2/16") && row.contains(" ago ") && row.contains("1h59m, when it renews"), "{row}");
     service.stop();
-    assert_eq!(ca.json("revoke", &["silent"])["unaware"], Value::Null);
-    assert!(ca.output("revoke", &["timer"]).contains("no service runs here"));
+    assert_eq!(ca.json("certificate revoke", &["silent"])["unaware"], Value::Null);
+    assert!(ca.output("certificate revoke", &["timer"]).contains("no service runs here"));
 }
 
 #[test]

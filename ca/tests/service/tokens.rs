@@ -90,7 +90,7 @@ fn of_many_keys_that_race_for_one_token_exactly_one_wins() {
     let outcomes: Vec<_> = racers.into_iter().map(|racer| racer.join().unwrap()).collect();
     assert_eq!(outcomes.iter().filter(|outcome| outcome.is_ok()).count(), 1);
     assert_eq!(outcomes.iter().filter(|outcome| **outcome == refused(409, "token_used")).count(), 7);
-    assert_eq!(ca.json("list", &[]).as_array().unwrap().len(), 1);
+    assert_eq!(ca.json("certificate list", &[]).as_array().unwrap().len(), 1);
 }
 
 #[test]
