@@ -1,8 +1,8 @@
 //! Entry points for the fuzzer to private decoders.
 
 use crate::{
-    link::{host_route, pod_link},
-    netlink::{self, nftables, policy},
+    link::pod_link,
+    netlink::{self, nftables, policy, route},
     supervisor,
 };
 
@@ -15,7 +15,7 @@ pub fn dbus(data: &[u8]) {
 pub fn netlink(data: &[u8]) {
     netlink::answers(data).for_each(drop);
     for body in netlink::messages(data).map(|message| message.body).chain([data]) {
-        host_route::fuzz(body);
+        route::fuzz(body);
         pod_link::fuzz(body);
         policy::fuzz(body);
         nftables::fuzz(body);

@@ -314,6 +314,17 @@ pub fn request_url(url: &str, server_name: Option<&str>, path: &str) -> String {
     format!("https://{name}{port}{rest}")
 }
 
+/// Parses `https://ADDRESS:PORT`; returns `None` if the URL contains a host name.
+#[must_use]
+pub fn ca_address(url: &str) -> Option<(IpAddr, u16)> {
+    let authority = url.strip_prefix("https://")?.split('/').next()?;
+    if let Ok(address) = authority.parse::<std::net::SocketAddr>() {
+        return Some((address.ip(), address.port()));
+    }
+    let address = authority.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(authority);
+    Some((address.parse().ok()?, 443))
+}
+
 /// Why an instance ended before it was ready, sent as one line of JSON in the STATUS of sd_notify; a successful start
 /// is reported by READY instead. The other side may be of another release, so a line that does not parse is treated as
 /// plain text.
@@ -478,6 +489,19 @@ mod tests {
     fn a_line_of_another_release_is_no_start_error() {
         for line in ["", "running", "ca-denied: no such pod", "{}", "{\"start_error\":\"of_next_year\"}", "[1]"] {
             assert_eq!(StartError::from_line(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_address_of_the_ca_is_read_from_its_url_unless_it_is_a_name() {
+        for (url, expected) in [
+            ("https://192.0.2.1:8443", Some(("192.0.2.1", 8443))),
+            ("https://[fd00::1]:8443/", Some(("fd00::1", 8443))),
+            ("https://[fd00::1]", Some(("fd00::1", 443))),
+            ("https://192.0.2.1/x", Some(("192.0.2.1", 443))),
+            ("https://ca.example:8443", None),
+        ] {
+            assert_eq!(ca_address(url), expected.map(|(address, port)| (address.parse().unwrap(), port)), "{url}");
         }
     }
 }

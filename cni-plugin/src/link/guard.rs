@@ -352,17 +352,6 @@ fn is_link_local(address: &IpAddr) -> bool {
     matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
-/// Parses `https://ADDRESS:PORT`; returns `None` if the URL contains a host name.
-#[must_use]
-pub fn ca_address(url: &str) -> Option<(IpAddr, u16)> {
-    let authority = url.strip_prefix("https://")?.split('/').next()?;
-    if let Ok(address) = authority.parse::<std::net::SocketAddr>() {
-        return Some((address.ip(), address.port()));
-    }
-    let address = authority.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(authority);
-    Some((address.parse().ok()?, 443))
-}
-
 /// Installs and removes the rules of links.
 pub trait Guards {
     /// Installs the rules, replacing any others for the same attachment or link.
@@ -526,18 +515,5 @@ mod tests {
     fn a_guard_in_a_record_is_read_back() {
         let text = serde_json::to_string(&guard(true)).unwrap();
         assert_eq!(serde_json::from_str::<Guard>(&text).unwrap(), guard(true));
-    }
-
-    #[test]
-    fn the_address_of_the_ca_is_read_from_its_url_unless_it_is_a_name() {
-        for (url, expected) in [
-            ("https://192.0.2.1:8443", Some(("192.0.2.1", 8443))),
-            ("https://[fd00::1]:8443/", Some(("fd00::1", 8443))),
-            ("https://[fd00::1]", Some(("fd00::1", 443))),
-            ("https://192.0.2.1/x", Some(("192.0.2.1", 443))),
-            ("https://ca.example:8443", None),
-        ] {
-            assert_eq!(ca_address(url), expected.map(|(address, port)| (address.parse().unwrap(), port)), "{url}");
-        }
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod nftables;
 pub mod policy;
+pub mod route;
 
 use std::io;
 use std::net::IpAddr;

@@ -15,7 +15,7 @@ use crate::clock::Deadline;
 use crate::enrolment::{Decision, Knowledge};
 use crate::host::Host;
 use crate::instance_status::Status;
-use crate::launch::{Capture, Isolate, LaunchSpec, Pod, StartError, Target, Underlay, is_refusal_of_token};
+use crate::launch::{Capture, Isolate, LaunchSpec, Pod, StartError, Target, Underlay, ca_address, is_refusal_of_token};
 use crate::link::capture::PodCapture;
 use crate::link::capture_guard::{CaptureGuard, Terms};
 use crate::link::guard::{self, Guard, Tunnel};
@@ -246,7 +246,7 @@ impl<'a> Attachment<'a> {
         })?;
         let tunnel = match settings.underlay {
             Underlay::Host => None,
-            Underlay::Pod => Some(Tunnel { ports: settings.port_range, ca: guard::ca_address(&settings.ca.url) }),
+            Underlay::Pod => Some(Tunnel { ports: settings.port_range, ca: ca_address(&settings.ca.url) }),
         };
         let table = guard::table_name(&self.files.guard_tables(), &link.name);
         Ok(Guard::new(table, link, prev_result.gateways(), allowed.clone(), tunnel))

@@ -6,8 +6,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use nebula_cni_plugin::launch::{Isolate, LaunchSpec, Underlay};
-use nebula_cni_plugin::link::guard::ca_address;
+use nebula_cni_plugin::launch::{Isolate, LaunchSpec, Underlay, ca_address};
 use nebula_cni_plugin::netlink::nftables::{Family, Hook, Match, Rule, Table};
 use nix::libc;
 
