@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use nebula_cni_plugin::clock::{Clock, SystemClock};
+use nebula_cni_contract::clock::{Clock, SystemClock};
 use nebula_cni_plugin::request::prev_result::PrevResult;
 
 use crate::config::PLUGIN;

@@ -125,7 +125,7 @@ const MAX_TOKEN: u64 = 256 << 10;
 
 #[cfg(test)]
 mod tests {
-    use nebula_cni_plugin::launch::CaAccess;
+    use nebula_cni_contract::launch::CaAccess;
 
     use super::*;
 

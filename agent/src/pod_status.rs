@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use nebula_cert::{visible, visible_json};
+use nebula_cni_contract::instance_status::{self, Status};
 use nebula_cni_plugin::attachment::record::{self, Found, Record};
-use nebula_cni_plugin::instance_status::{self, Status};
 use serde::Serialize;
 use serde_json::Value;
 

@@ -7,7 +7,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::Duration;
 
-use nebula_cni_plugin::clock::{Clock, Deadline, SystemClock};
+use nebula_cni_contract::clock::{Clock, Deadline, SystemClock};
 
 /// What a program printed, and how it ended.
 #[derive(Debug)]

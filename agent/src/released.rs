@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use nebula_cert::issuance::{MAX_REPLY, Pod, Proof, RELEASE_PATH, Refusal, Release};
+use nebula_cni_contract::clock::{Clock, SystemClock};
+use nebula_cni_contract::launch::CaAccess;
 use nebula_cni_plugin::attachment::record::{self, Found, Record};
 use nebula_cni_plugin::attachment::released::{self, Released};
-use nebula_cni_plugin::clock::{Clock, SystemClock};
-use nebula_cni_plugin::launch::CaAccess;
 use zeroize::{Zeroize, Zeroizing};
 
 use crate::ca::{CaError, Target};

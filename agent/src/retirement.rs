@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use nebula_cni_plugin::clock::{Clock, SystemClock};
+use nebula_cni_contract::clock::{Clock, SystemClock};
 
 use crate::config::{AGENT_DIR, TOKEN_FILE};
 use crate::host_root::HostRoot;

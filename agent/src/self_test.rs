@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use nebula_cni_contract::netns::{Namespaces, SystemNamespaces};
 use nebula_cni_plugin::attachment::released;
-use nebula_cni_plugin::netns::{Namespaces, SystemNamespaces};
 use nebula_cni_plugin::request::{self, Env, Request};
 use nebula_cni_plugin::settings::Settings;
 use nebula_cni_plugin::settings::capturing::COVER_HELP;

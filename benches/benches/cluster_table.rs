@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use nebula_benches::{NO_GO, Step, note};
-use nebula_cni_plugin::cluster_table::{Builder, EndpointState, Found, Layout, ServiceEndpoint, ServicePort, Table};
+use nebula_cni_contract::cluster_table::{Builder, EndpointState, Found, Layout, ServiceEndpoint, ServicePort, Table};
 
 const SERVICES: u32 = 10_000;
 const PODS: u32 = 50_000;

@@ -1,23 +1,18 @@
 //! Entry points for the fuzzer to private decoders.
 
-use crate::{
-    link::pod_link,
-    netlink::{self, nftables, policy, route},
-    supervisor,
-};
+use nebula_cni_contract::netlink;
+
+use crate::link::pod_link;
+use crate::supervisor;
 
 /// Decodes a message of the system bus.
 pub fn dbus(data: &[u8]) {
     supervisor::fuzz_dbus(data);
 }
 
-/// Decodes a netlink datagram of the kernel: acknowledgements, links, routes, rules and chains.
+/// Decodes a netlink datagram of the kernel about links.
 pub fn netlink(data: &[u8]) {
-    netlink::answers(data).for_each(drop);
     for body in netlink::messages(data).map(|message| message.body).chain([data]) {
-        route::fuzz(body);
         pod_link::fuzz(body);
-        policy::fuzz(body);
-        nftables::fuzz(body);
     }
 }

@@ -3,13 +3,14 @@
 
 use std::path::PathBuf;
 
-use crate::clock::Clock;
-use crate::enrolment::labels::LabelSource;
+use nebula_cni_contract::clock::Clock;
+use nebula_cni_contract::labels::LabelSource;
+use nebula_cni_contract::netns::Namespaces;
+
 use crate::link::capture::Captures;
 use crate::link::guard::Guards;
 use crate::link::host_route::Routes;
 use crate::link::pod_link::Links;
-use crate::netns::Namespaces;
 use crate::supervisor::Supervisor;
 use crate::supervisor::kind::Kind;
 

@@ -1,21 +1,13 @@
 //! A chained CNI plugin: one run per verb, with no state but the records on disk. The binary reads a [`request`], lets
-//! [`verb`] answer it and prints the [`reply`]. The instance's crate uses [`launch::LaunchSpec`] and the netlink codec
-//! ([`netlink`]) of this crate.
+//! [`verb`] answer it and prints the [`reply`]. What it shares with the agent and the
+//! instances is in `nebula-cni-contract`.
 
 pub mod attachment;
-pub mod clock;
-pub mod cluster_table;
 pub mod enrolment;
 #[doc(hidden)]
 pub mod fuzzing;
-pub mod handoff;
-pub mod hash;
 pub mod host;
-pub mod instance_status;
-pub mod launch;
 pub mod link;
-pub mod netlink;
-pub mod netns;
 pub mod reply;
 pub mod request;
 pub mod settings;

@@ -222,9 +222,9 @@ fn cni_request(data: &[u8]) {
 }
 
 fn launch_spec(data: &[u8]) {
-    let Ok(spec) = serde_json::from_slice::<nebula_cni_plugin::launch::LaunchSpec>(data) else { return };
+    let Ok(spec) = serde_json::from_slice::<nebula_cni_contract::launch::LaunchSpec>(data) else { return };
     let bytes = serde_json::to_vec(&spec).expect("a launch contract is JSON");
-    let again: nebula_cni_plugin::launch::LaunchSpec = serde_json::from_slice(&bytes).expect("what we wrote reads");
+    let again: nebula_cni_contract::launch::LaunchSpec = serde_json::from_slice(&bytes).expect("what we wrote reads");
     assert_eq!(again, spec);
 }
 
@@ -242,8 +242,8 @@ fn issuance(data: &[u8]) {
 /// The cluster table that an instance maps. Addresses are looked up that its own bytes contain, from their end
 /// on.
 fn cluster_table(data: &[u8]) {
-    use nebula_cni_plugin::cluster_table::contents::Contents;
-    use nebula_cni_plugin::cluster_table::{Found, Layout};
+    use nebula_cni_contract::cluster_table::contents::Contents;
+    use nebula_cni_contract::cluster_table::{Found, Layout};
     let Ok(layout) = Layout::read(data) else { return };
     let table = layout.table(data);
     // As the plugin shows it.
@@ -275,5 +275,6 @@ fn cluster_table(data: &[u8]) {
 /// Messages from the kernel: replies to requests, including those to nf_tables, and route notifications.
 fn netlink(data: &[u8]) {
     nebula_instance::fuzzing::netlink(data);
+    nebula_cni_contract::fuzzing::netlink(data);
     nebula_cni_plugin::fuzzing::netlink(data);
 }

@@ -85,6 +85,7 @@ mod pem;
 #[cfg_attr(not(feature = "pkcs11"), allow(dead_code, unused_imports))]
 pub mod pkcs11;
 mod possession;
+mod prefix;
 pub mod protobuf;
 mod sign;
 mod signature;
@@ -107,6 +108,7 @@ pub use join::{HostKey, HostKeyError, JoinToken, JoinTokenError};
 pub use json::go_json;
 pub use key::{PrivateKey, public_key_from_pem, public_key_to_pem};
 pub use possession::TAG_LENGTH;
+pub use prefix::prefix;
 pub use sign::Template;
 pub use signer::Signer;
 pub use signing_key::SigningKey;

@@ -26,7 +26,7 @@ use nebula_agent::runtime::loaded::Directories;
 use nebula_agent::uninstall::{self, Attached, Left};
 use nebula_agent::{on_host, pod_status, process, status};
 use nebula_cert::{VisibleLines, visible, visible_json};
-use nebula_cni_plugin::clock::{Clock, SystemClock};
+use nebula_cni_contract::clock::{Clock, SystemClock};
 use nix::sys::signal::{SigSet, Signal};
 
 /// Prepares a Kubernetes node for Nebula, and keeps its pods protected.

@@ -7,13 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::Method;
+use nebula_cert::client;
+use nebula_cert::issuance::{Lighthouses, MAX_REPLY, TRUST_PATH, Trust};
+use nebula_cni_contract::launch::request_url;
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::Instant;
-
-use nebula_cert::client;
-use nebula_cert::issuance::{Lighthouses, MAX_REPLY, TRUST_PATH, Trust};
-use nebula_cni_plugin::launch::request_url;
 
 use crate::cluster::api::{self, ApiError};
 use crate::config::{Ca, TLS_CA_FILE};

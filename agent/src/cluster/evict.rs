@@ -1,6 +1,6 @@
 //! Which unprotected pods may be evicted.
 
-use nebula_cni_plugin::launch::Pod;
+use nebula_cni_contract::launch::Pod;
 
 use super::pods::PodInfo;
 

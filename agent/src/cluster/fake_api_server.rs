@@ -13,9 +13,9 @@ use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use kube::{Client, Config};
-use nebula_cni_plugin::clock::SystemClock;
-use nebula_cni_plugin::enrolment::labels::{Answer, Question};
-use nebula_cni_plugin::launch::Pod;
+use nebula_cni_contract::clock::SystemClock;
+use nebula_cni_contract::labels::{Answer, Question};
+use nebula_cni_contract::launch::Pod;
 use serde_json::{Value, json};
 
 use super::notice::Notice;

@@ -1,8 +1,8 @@
 //! What people are told, as an Event on the pod or the node it concerns: what is wrong, and what to do about it.
 
+use nebula_cni_contract::instance_status::Status;
+use nebula_cni_contract::launch::Pod;
 use nebula_cni_plugin::enrolment::ANNOTATION;
-use nebula_cni_plugin::instance_status::Status;
-use nebula_cni_plugin::launch::Pod;
 
 use crate::config::Unprotected;
 use crate::readiness::{Part, Standing};

@@ -11,8 +11,8 @@ use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::api::PartialObjectMeta;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, ResourceExt};
-use nebula_cni_plugin::clock::Clock;
-use nebula_cni_plugin::enrolment::labels::{Answer, LabelSource, Labels, Question};
+use nebula_cni_contract::clock::Clock;
+use nebula_cni_contract::labels::{Answer, LabelSource, Labels, Question};
 use tokio::sync::Notify;
 
 /// What the agent needs to know of a pod.

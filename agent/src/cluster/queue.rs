@@ -5,9 +5,9 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use nebula_cni_plugin::clock::Clock;
-use nebula_cni_plugin::enrolment::labels::{Answer, LabelSource, Question};
-use nebula_cni_plugin::launch::Pod;
+use nebula_cni_contract::clock::Clock;
+use nebula_cni_contract::labels::{Answer, LabelSource, Question};
+use nebula_cni_contract::launch::Pod;
 use tokio::sync::{Notify, mpsc};
 
 use super::notice::Notice;

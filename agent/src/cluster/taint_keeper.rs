@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
-use nebula_cni_plugin::clock::{Clock, SystemClock};
+use nebula_cni_contract::clock::{Clock, SystemClock};
 use serde_json::{Value, json};
 
 use super::api::{ApiError, JSON_PATCH, ask, is_name};

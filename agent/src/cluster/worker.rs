@@ -8,8 +8,8 @@ use axum::http::Method;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
-use nebula_cni_plugin::clock::{Clock, SystemClock};
-use nebula_cni_plugin::launch::Pod;
+use nebula_cni_contract::clock::{Clock, SystemClock};
+use nebula_cni_contract::launch::Pod;
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
 

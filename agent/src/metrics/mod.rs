@@ -8,8 +8,8 @@ use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use nebula_cni_plugin::clock::{Clock, SystemClock};
-use nebula_cni_plugin::instance_status::Status;
+use nebula_cni_contract::clock::{Clock, SystemClock};
+use nebula_cni_contract::instance_status::Status;
 
 use self::table::TableNumbers;
 pub(crate) use self::table::Written;
@@ -218,7 +218,7 @@ fn escaped(label: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use nebula_cni_plugin::launch::Pod;
+    use nebula_cni_contract::launch::Pod;
 
     use super::*;
     use crate::reconcile::plan::{Reason, Stranded};

@@ -63,7 +63,7 @@ impl TableNumbers {
 
 #[cfg(test)]
 mod tests {
-    use nebula_cni_plugin::clock::{Clock, SystemClock};
+    use nebula_cni_contract::clock::{Clock, SystemClock};
 
     use super::*;
 

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use ipnet::IpNet;
-use nebula_cni_plugin::clock::{Deadline, SystemClock};
-use nebula_cni_plugin::enrolment::labels::LabelSource;
+use nebula_cni_contract::clock::{Deadline, SystemClock};
+use nebula_cni_contract::labels::LabelSource;
+use nebula_cni_contract::launch::{CaAccess, Underlay};
 use nebula_cni_plugin::enrolment::{Decision, Knowledge};
-use nebula_cni_plugin::launch::{CaAccess, Underlay};
 use nebula_cni_plugin::reply::{Error, code};
 use nebula_cni_plugin::request::{self, Attach, Env, Key, Request};
 use nebula_cni_plugin::settings::Settings;
@@ -195,8 +195,8 @@ const ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
 
 #[cfg(test)]
 mod tests {
-    use nebula_cni_plugin::clock::Clock;
-    use nebula_cni_plugin::enrolment::labels::{Answer, Question};
+    use nebula_cni_contract::clock::Clock;
+    use nebula_cni_contract::labels::{Answer, Question};
     use serde_json::json;
 
     use super::*;

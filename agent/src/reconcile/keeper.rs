@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use nebula_cni_plugin::clock::{Clock, SystemClock};
-use nebula_cni_plugin::launch::Pod;
-use nebula_cni_plugin::netlink::nftables;
+use nebula_cni_contract::clock::{Clock, SystemClock};
+use nebula_cni_contract::launch::Pod;
+use nebula_cni_contract::netlink::nftables;
 use nebula_cni_plugin::verb::refresh::Refreshed;
 use tokio::sync::watch;
 use tokio::task::JoinSet;

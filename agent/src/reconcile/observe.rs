@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use nebula_cni_contract::clock::{Clock, SystemClock};
+use nebula_cni_contract::instance_status::Status;
+use nebula_cni_contract::labels::LabelSource;
+use nebula_cni_contract::launch::Pod;
+use nebula_cni_contract::netns::{Namespaces, Netns, SystemNamespaces};
 use nebula_cni_plugin::attachment::record::{self, Found, Record, State};
-use nebula_cni_plugin::clock::{Clock, SystemClock};
-use nebula_cni_plugin::enrolment::labels::LabelSource;
-use nebula_cni_plugin::instance_status::Status;
-use nebula_cni_plugin::launch::Pod;
-use nebula_cni_plugin::netns::{Namespaces, Netns, SystemNamespaces};
 use nebula_cni_plugin::request::{Key, is_ifname, is_name};
 use nebula_cni_plugin::supervisor::{LAUNCH_OPTION, process};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};

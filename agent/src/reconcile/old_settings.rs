@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use nebula_cni_plugin::instance_status::Status;
+use nebula_cni_contract::instance_status::Status;
 use nebula_cni_plugin::verb::refresh::Refreshed;
 
 use super::plan::Stand;
@@ -84,7 +84,7 @@ const MOST_KEYS: usize = 20;
 
 #[cfg(test)]
 mod tests {
-    use nebula_cni_plugin::launch::Pod;
+    use nebula_cni_contract::launch::Pod;
     use nebula_cni_plugin::verb::refresh::{Failure, Outdated};
 
     use super::super::plan::Protection;

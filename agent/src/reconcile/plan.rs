@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
-use nebula_cni_plugin::instance_status::InstanceState;
-use nebula_cni_plugin::launch::Pod;
-use nebula_cni_plugin::netns::NetnsId;
+use nebula_cni_contract::instance_status::InstanceState;
+use nebula_cni_contract::launch::Pod;
+use nebula_cni_contract::netns::NetnsId;
 use nebula_cni_plugin::request::Key;
 
 use super::seen::{Attachment, Enrolment, Instance, Sandbox, Seen};
@@ -350,7 +350,7 @@ fn is_other(present: Option<NetnsId>, recorded: NetnsId) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use nebula_cni_plugin::instance_status::Status;
+    use nebula_cni_contract::instance_status::Status;
     use proptest::prelude::*;
 
     use super::*;

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nebula_cni_plugin::instance_status::Status;
-use nebula_cni_plugin::launch::Pod;
-use nebula_cni_plugin::netns::NetnsId;
+use nebula_cni_contract::instance_status::Status;
+use nebula_cni_contract::launch::Pod;
+use nebula_cni_contract::netns::NetnsId;
 use nebula_cni_plugin::request::Key;
 
 /// Everything at one moment.

@@ -8,8 +8,8 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use nebula_cni_plugin::cluster_table::contents::Contents;
-use nebula_cni_plugin::cluster_table::{Layout, MAX_BYTES};
+use nebula_cni_contract::cluster_table::contents::Contents;
+use nebula_cni_contract::cluster_table::{Layout, MAX_BYTES};
 use tokio::time::Instant;
 
 use super::judgement::Judgement;
@@ -77,7 +77,7 @@ const PAUSE: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
 mod tests {
-    use nebula_cni_plugin::cluster_table::Builder;
+    use nebula_cni_contract::cluster_table::Builder;
 
     use super::*;
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use nebula_cert::directory::{DIRECTORY_PATH, Directory, MAX_PAGE_BYTES, MAX_WAIT_SECONDS};
 use nebula_cert::hex;
 use nebula_cert::issuance::Refusal;
-use nebula_cni_plugin::launch::port_number;
+use nebula_cni_contract::launch::port_number;
 use zeroize::Zeroizing;
 
 use super::facts::{Facts, Input};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::discovery::v1 as discovery;
-use nebula_cni_plugin::cluster_table::EndpointState;
+use nebula_cni_contract::cluster_table::EndpointState;
 
 use super::kept::{Name, Weighed};
 

@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use nebula_cni_plugin::cluster_table::contents::Contents;
-use nebula_cni_plugin::cluster_table::{Layout, version_of};
+use nebula_cni_contract::cluster_table::contents::Contents;
+use nebula_cni_contract::cluster_table::{Layout, version_of};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use nebula_cni_plugin::cluster_table::End;
-use nebula_cni_plugin::launch::port_at;
+use nebula_cni_contract::cluster_table::End;
+use nebula_cni_contract::launch::port_at;
 
 use super::facts::Facts;
 use super::kept::Name;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use nebula_cni_plugin::launch::CLUSTER_TABLE;
+use nebula_cni_contract::launch::CLUSTER_TABLE;
 use tokio::sync::watch;
 use tokio::time::Instant;
 

@@ -17,7 +17,7 @@ pub struct Member {
     pub addresses: Addresses,
     /// Another number for each pod.
     pub incarnation: u64,
-    /// Where its instance begins to look for a free port: [`nebula_cni_plugin::launch::port_number`] of its UID.
+    /// Where its instance begins to look for a free port: [`nebula_cni_contract::launch::port_number`] of its UID.
     pub port_number: u32,
     /// It is a host that enrolled with a token, and no pod.
     pub is_host: bool,

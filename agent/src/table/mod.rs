@@ -29,7 +29,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use nebula_cni_plugin::launch::CLUSTER_TABLE;
+use nebula_cni_contract::launch::CLUSTER_TABLE;
 use serde_json::{Map, Value, json};
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::JoinSet;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
-use nebula_cni_plugin::cluster_table::Builder;
+use nebula_cni_contract::cluster_table::Builder;
 use nebula_cni_plugin::link::service_choice::Choice;
 
 use super::endpoints::Slice;
@@ -43,7 +43,7 @@ impl Facts {
             service.add_to(&mut builder, slices, node, &mut taken, left);
         }
         let (bytes, mixed) = builder.finish_with_mixed(version);
-        let choice = |mixed: nebula_cni_plugin::cluster_table::Mixed| Choice {
+        let choice = |mixed: nebula_cni_contract::cluster_table::Mixed| Choice {
             service: SocketAddr::new(mixed.port.address, mixed.port.port),
             protocol: mixed.port.protocol,
             by_client: mixed.port.affinity.is_some(),

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as core;
-use nebula_cni_plugin::cluster_table::{Builder, EndpointList, ServiceEndpoint, ServicePort};
+use nebula_cni_contract::cluster_table::{Builder, EndpointList, ServiceEndpoint, ServicePort};
 
 use super::endpoints::{Port, Slice, protocol};
 use super::kept::{Weighed, created};
@@ -214,7 +214,7 @@ const DEFAULT_AFFINITY: u64 = 10_800;
 
 #[cfg(test)]
 mod tests {
-    use nebula_cni_plugin::cluster_table::{Found, Layout};
+    use nebula_cni_contract::cluster_table::{Found, Layout};
     use serde_json::{Value, json};
 
     use super::*;

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use kube::core::Object;
-use nebula_cni_plugin::clock::Clock;
+use nebula_cni_contract::clock::Clock;
+use nebula_cni_contract::labels::{Answer, LabelSource, Labels, Question};
 use nebula_cni_plugin::enrolment::ANNOTATION;
-use nebula_cni_plugin::enrolment::labels::{Answer, LabelSource, Labels, Question};
 use serde::Deserialize;
 
 use super::member::{self, Addresses, PodId, addresses};

@@ -8,9 +8,9 @@ use std::net::IpAddr;
 use nebula_ca::{NewCa, Server, ServerSettings};
 use nebula_cert::issuance::{CERTIFICATE_PATH, Pod, Proof, RELEASE_PATH, Release, Request};
 use nebula_cert::{Curve, PrivateKey, Version};
-use nebula_cni_plugin::clock::{Clock, SystemClock};
-use nebula_cni_plugin::cluster_table::contents::Contents;
-use nebula_cni_plugin::cluster_table::{Found, Layout, Table};
+use nebula_cni_contract::clock::{Clock, SystemClock};
+use nebula_cni_contract::cluster_table::contents::Contents;
+use nebula_cni_contract::cluster_table::{Found, Layout, Table};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 

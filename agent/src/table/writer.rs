@@ -7,9 +7,9 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use nebula_cni_contract::clock::{Clock, SystemClock};
+use nebula_cni_contract::cluster_table::{MAX_BYTES, version_of};
 use nebula_cni_plugin::attachment::record;
-use nebula_cni_plugin::clock::{Clock, SystemClock};
-use nebula_cni_plugin::cluster_table::{MAX_BYTES, version_of};
 use nebula_cni_plugin::link::service_choice::Choice;
 
 use super::facts::Facts;
@@ -151,7 +151,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("table");
         let high = next_version(0, 4_000_000_000);
-        let mut bytes = nebula_cni_plugin::cluster_table::Builder::new().finish(high);
+        let mut bytes = nebula_cni_contract::cluster_table::Builder::new().finish(high);
         bytes[48] = 0xff;
         fs::write(&path, &bytes).unwrap();
         File::options().write(true).open(&path).unwrap().set_len(MAX_BYTES + 1).unwrap();

@@ -6,8 +6,9 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use nebula_cni_contract::clock::{Clock, Deadline};
+
 use crate::attachment::record::Files;
-use crate::clock::{Clock, Deadline};
 use crate::reply::{Error, code};
 
 /// A held lock. The kernel releases it when the process ends, even if it is killed.
@@ -88,8 +89,8 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::clock::SystemClock;
     use crate::request::Key;
+    use nebula_cni_contract::clock::SystemClock;
 
     fn files(dir: &std::path::Path) -> Files {
         Files::new(dir, &Key { network: "n".into(), container_id: "c".into(), ifname: "eth0".into() })

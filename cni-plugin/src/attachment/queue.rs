@@ -13,7 +13,8 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use crate::clock::{Clock, Deadline};
+use nebula_cni_contract::clock::{Clock, Deadline};
+
 use crate::reply::{Error, code};
 
 /// The right to work. It ends when this is dropped, or with the process.
@@ -169,7 +170,7 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use super::*;
-    use crate::clock::SystemClock;
+    use nebula_cni_contract::clock::SystemClock;
 
     fn wait(dir: &Path, width: u64, patience: Duration) -> Result<Turn, Error> {
         Turn::wait(dir, width, &SystemClock, Deadline::after(&SystemClock, patience))

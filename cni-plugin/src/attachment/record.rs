@@ -10,11 +10,11 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
+use nebula_cni_contract::hash::fnv1a;
+use nebula_cni_contract::launch::{self, Target, is_default};
 use serde::{Deserialize, Serialize};
 
 use crate::attachment::restarts::Restarts;
-use crate::hash::fnv1a;
-use crate::launch::{self, Target, is_default};
 use crate::link::capture::PodCapture;
 use crate::link::guard::{self, Guard};
 use crate::link::host_route::HostRoute;
@@ -227,7 +227,7 @@ impl Files {
     }
 
     /// Socket to which the instance hands its device when it ends; the same path as
-    /// [`crate::launch::LaunchSpec::device_socket`].
+    /// [`nebula_cni_contract::launch::LaunchSpec::device_socket`].
     #[must_use]
     pub fn device_socket(&self) -> PathBuf {
         self.room().join("pod.device")
@@ -436,7 +436,7 @@ const MAX_RECORD: u64 = 64 << 10;
 
 #[cfg(test)]
 mod tests {
-    use crate::launch::Pod;
+    use nebula_cni_contract::launch::Pod;
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;

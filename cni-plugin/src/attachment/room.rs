@@ -7,8 +7,9 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, chown};
 use std::path::Path;
 
+use nebula_cni_contract::hash::fnv1a;
+
 use crate::attachment::record::{self, Files};
-use crate::hash::fnv1a;
 
 /// Range of user ids for instances, inclusive. Each is used as a group id as well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::Path;
 
+use nebula_cni_contract::netns::NetnsId;
+
 use crate::attachment::record::{self, Found, Record};
 use crate::host::Host;
-use crate::netns::NetnsId;
 use crate::reply::{Error, code};
 use crate::request::{Key, is_name};
 

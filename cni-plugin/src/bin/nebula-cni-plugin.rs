@@ -7,15 +7,15 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
+use nebula_cni_contract::clock::SystemClock;
+use nebula_cni_contract::labels::Program;
+use nebula_cni_contract::netns::SystemNamespaces;
 use nebula_cni_plugin::attachment::record::Files;
-use nebula_cni_plugin::clock::SystemClock;
-use nebula_cni_plugin::enrolment::labels::Program;
 use nebula_cni_plugin::host::Host;
 use nebula_cni_plugin::link::capture::SystemCaptures;
 use nebula_cni_plugin::link::guard::SystemGuards;
 use nebula_cni_plugin::link::host_route::SystemRoutes;
 use nebula_cni_plugin::link::pod_link::SystemLinks;
-use nebula_cni_plugin::netns::SystemNamespaces;
 use nebula_cni_plugin::reply::{self, Error, code};
 use nebula_cni_plugin::request::{self, Env, Key, Request, is_ifname, is_name};
 use nebula_cni_plugin::settings::{STATE_DIR, Settings};

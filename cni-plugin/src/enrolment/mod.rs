@@ -1,17 +1,16 @@
 //! Decides whether a pod is enrolled. A decision that cannot be made is an error, never a "no".
 
-pub mod labels;
 pub mod selector;
 
 use std::path::PathBuf;
 
+use nebula_cni_contract::clock::{Clock, Deadline};
+use nebula_cni_contract::hash::fnv1a;
+use nebula_cni_contract::labels::{Answer, LabelSource, Question};
+use nebula_cni_contract::launch::Pod;
 use serde_json::Value;
 
-use crate::clock::{Clock, Deadline};
-use crate::enrolment::labels::{Answer, LabelSource, Question};
 use crate::enrolment::selector::Selector;
-use crate::hash::fnv1a;
-use crate::launch::Pod;
 use crate::reply::{Error, code};
 use crate::request::checked::{refuse_other_keys, refused};
 use crate::request::{Args, NetworkConfig};
@@ -291,9 +290,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::clock::SystemClock;
-    use crate::enrolment::labels::Labels;
     use crate::request::{Env, Request, read};
+    use nebula_cni_contract::clock::SystemClock;
+    use nebula_cni_contract::labels::Labels;
 
     /// Always gives the same answer.
     struct Fixed(Answer);

@@ -1,8 +1,9 @@
 //! What the kernel has of each captured pod in the table for frames.
 
+use nebula_cni_contract::netlink::nftables::{Existing, Family, Transaction};
+
 use crate::link::capture_guard::{TABLE, attachment_of, chain_names};
 use crate::link::clear::asked_sets;
-use crate::netlink::nftables::{Existing, Family, Transaction};
 
 /// The chains of one attachment.
 #[derive(Debug, PartialEq, Eq)]

@@ -12,15 +12,15 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use nebula_cni_contract::launch::{MARK, MARK_MASK, NODE_PORT_TABLE, ROUTE_TABLE};
+use nebula_cni_contract::netlink::nftables::{self, Chain, Family, Hook, Rule, Table, Verdict};
+use nebula_cni_contract::netlink::policy::{DeadEnd, Fate, LAST_METRIC, PortRule, UnmarkedRule};
+use nebula_cni_contract::netns::{Netns, in_namespace};
 use serde::{Deserialize, Serialize};
 
-use crate::launch::{MARK, MARK_MASK, NODE_PORT_TABLE, ROUTE_TABLE};
 use crate::link::capture_guard::CaptureGuard;
 use crate::link::capture_rules;
 use crate::link::service_choice;
-use crate::netlink::nftables::{self, Chain, Family, Hook, Rule, Table, Verdict};
-use crate::netlink::policy::{DeadEnd, Fate, LAST_METRIC, PortRule, UnmarkedRule};
-use crate::netns::{Netns, in_namespace};
 
 /// The capture of one pod, as it was made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

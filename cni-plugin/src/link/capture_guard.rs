@@ -12,14 +12,14 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
+use nebula_cni_contract::hash::fnv1a;
+use nebula_cni_contract::netlink::nftables::{AddressSet, Chain, Header, Hook, Is, Match, Rule, Set, Verdict};
+use nebula_cni_contract::netlink::octets;
 use serde::{Deserialize, Serialize};
 
-use crate::hash::fnv1a;
 use crate::link::clear::{Clear, ClearRules, Opens};
 use crate::link::ip::{BOTH, Ip, V4, V6, bytes, not_within};
 use crate::link::pod_link::{PodLink, link_local};
-use crate::netlink::nftables::{AddressSet, Chain, Header, Hook, Is, Match, Rule, Set, Verdict};
-use crate::netlink::octets;
 
 /// The rules of one captured pod, as they were installed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,11 +5,11 @@ use std::io;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use nebula_cni_contract::netlink::nftables::{self, Existing, Family, Transaction};
 use nix::libc;
 
 use crate::link::attached::Attached;
 use crate::link::capture_guard::{CaptureGuard, TABLE, attachment_of, clear_sets, routed, sets_of_chain};
-use crate::netlink::nftables::{self, Existing, Family, Transaction};
 
 /// Installs the rules of a captured pod, and those of the node if they are missing.
 ///

@@ -11,11 +11,11 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use nebula_cni_contract::netlink::nftables::{Field, Header, Is, Match, Rule, Set};
 use serde::{Deserialize, Serialize};
 
 use crate::link::capture_guard::clear_set;
 use crate::link::ip::{BOTH, DESTINATION_PORT, Ip, SCTP, SOURCE_PORT, Side, TCP, UDP, V4, V6, ports, within};
-use crate::netlink::nftables::{Field, Header, Is, Match, Rule, Set};
 
 /// What the operator allows in clear.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -13,13 +13,13 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use nebula_cni_contract::launch::Isolate;
+use nebula_cni_contract::netlink::nftables::{self, Family, Header, Hook, Is, Match, Rule, Set, Table};
+use nebula_cni_contract::netlink::octets;
 use serde::{Deserialize, Serialize};
 
-use crate::launch::Isolate;
 use crate::link::ip::{self, DESTINATION_PORT, Ip, SCTP, SOURCE_PORT, Side, TCP, UDP, V4, V6, bytes, field, within};
 use crate::link::pod_link::{Mac, PodLink, link_local};
-use crate::netlink::nftables::{self, Family, Header, Hook, Is, Match, Rule, Set, Table};
-use crate::netlink::octets;
 
 /// The rules of one pod's link, as they were installed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

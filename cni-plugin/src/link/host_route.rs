@@ -5,12 +5,11 @@ use std::io;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use nebula_cni_contract::netlink::policy::{DeadEnd, Fate, LAST_METRIC};
+use nebula_cni_contract::netlink::route::{ONLINK, header, route_to};
+use nebula_cni_contract::netlink::{self, octets, push_attribute};
 use nix::libc;
 use serde::{Deserialize, Serialize};
-
-use crate::netlink::policy::{DeadEnd, Fate, LAST_METRIC};
-use crate::netlink::route::{ONLINK, header, route_to};
-use crate::netlink::{self, octets, push_attribute};
 
 /// A route to one address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -120,7 +119,7 @@ fn body_of(route: &HostRoute) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::netlink::route::read;
+    use nebula_cni_contract::netlink::route::read;
 
     #[test]
     fn a_route_is_encoded_as_the_kernel_reads_it() {

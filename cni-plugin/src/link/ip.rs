@@ -3,10 +3,9 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use nebula_cni_contract::netlink::nftables::{Field, Header, Is, Match};
+use nebula_cni_contract::netlink::octets;
 use nix::libc;
-
-use crate::netlink::nftables::{Field, Header, Is, Match};
-use crate::netlink::octets;
 
 /// The offsets and numbers that differ between IPv4 and IPv6.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

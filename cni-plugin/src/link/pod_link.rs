@@ -7,14 +7,14 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::AsRawFd;
 
 use ipnet::IpNet;
+use nebula_cni_contract::netlink::{self, push_attribute};
+use nebula_cni_contract::netns::{Netns, in_namespace};
 use nix::ifaddrs::getifaddrs;
 use nix::libc;
 use nix::net::if_::if_indextoname;
 use nix::sys::socket::SockaddrStorage;
 
 use crate::link::host_route::{Routes, SystemRoutes};
-use crate::netlink::{self, push_attribute};
-use crate::netns::{Netns, in_namespace};
 
 /// An Ethernet address.
 pub type Mac = [u8; 6];

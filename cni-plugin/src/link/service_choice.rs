@@ -8,9 +8,8 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
-
-use crate::hash::fnv1a;
-use crate::netlink::nftables::{
+use nebula_cni_contract::hash::fnv1a;
+use nebula_cni_contract::netlink::nftables::{
     self, AddressSet, Chain, EndpointMap, Family, Field, Header, Hook, MapEntry, Match, Rule, SLOTS, Transaction,
     Verdict,
 };

@@ -5,9 +5,9 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use ipnet::IpNet;
+use nebula_cni_contract::launch::{self, Capture, Underlay};
 use serde_json::{Map, Value};
 
-use crate::launch::{self, Capture, Underlay};
 use crate::link::capture_guard::{Terms, is_of_link};
 use crate::link::clear::{Accept, Clear, Opens};
 use crate::reply::{Error, code};
@@ -232,8 +232,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::launch::CLUSTER_TABLE;
     use crate::settings::STATE_DIR;
+    use nebula_cni_contract::launch::CLUSTER_TABLE;
 
     fn nets(texts: &[&str]) -> Vec<IpNet> {
         texts.iter().map(|text| text.parse().unwrap()).collect()

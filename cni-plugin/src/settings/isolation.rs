@@ -5,9 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::Path;
 
 use ipnet::IpNet;
+use nebula_cni_contract::launch::Isolate;
 use serde_json::Value;
 
-use crate::launch::Isolate;
 use crate::reply::Error;
 use crate::request::NetworkConfig;
 use crate::request::checked::{prefixes, refuse_other_keys, refused};

@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ipnet::IpNet;
+use nebula_cni_contract::launch::{CaAccess, Flow, Mode, Underlay};
 use serde_json::{Map, Value};
 
 use crate::attachment::room::Users;
 use crate::enrolment::Enrolment;
-use crate::launch::{CaAccess, Flow, Mode, Underlay};
 use crate::reply::{Error, code};
 use crate::request::checked::{hint, prefixes, refuse_other_keys, refused};
 use crate::request::{self, NetworkConfig};

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::clock::{Clock, Deadline};
+use nebula_cni_contract::clock::{Clock, Deadline};
 
 /// A connection to the system bus.
 #[derive(Debug)]

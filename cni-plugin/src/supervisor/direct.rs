@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use nebula_cni_contract::clock::{Clock, Deadline};
+
 use super::heir::Heir;
 use super::notify::NotifySocket;
 use super::process::{self, Process};
@@ -14,7 +16,6 @@ use super::{
     Known, LAUNCH_OPTION, Launch, StartFailure, Supervisor, TOO_MUCH_MEMORY, cgroup, launcher, log, read_status,
 };
 use crate::attachment::record::Files;
-use crate::clock::{Clock, Deadline};
 
 /// Starts instances as child processes.
 #[derive(Debug)]

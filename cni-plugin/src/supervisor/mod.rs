@@ -21,8 +21,8 @@ pub use systemd::Systemd;
 
 use self::process::Process;
 use crate::attachment::record::Files;
-use crate::clock::{Clock, Deadline};
-use crate::launch::StartError;
+use nebula_cni_contract::clock::{Clock, Deadline};
+use nebula_cni_contract::launch::StartError;
 
 /// What to start.
 #[derive(Debug, Clone, Copy)]

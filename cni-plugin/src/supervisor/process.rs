@@ -6,11 +6,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use nebula_cni_contract::clock::{Clock, Deadline};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
-
-use crate::clock::{Clock, Deadline};
 
 /// A process id with the start time of the process, in clock ticks since boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -143,7 +142,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
-    use crate::clock::SystemClock;
+    use nebula_cni_contract::clock::SystemClock;
 
     #[test]
     fn the_start_time_is_found_behind_any_process_name() {

@@ -5,12 +5,13 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
+use nebula_cni_contract::clock::{Clock, Deadline};
+
 use super::cgroup;
 use super::dbus::{self, Body, Connection, Method, Object, Value};
 use super::process::Process;
 use super::{Known, Launch, StartFailure, Supervisor, TOO_MUCH_MEMORY, read_status};
 use crate::attachment::record::Files;
-use crate::clock::{Clock, Deadline};
 
 /// Starts instances as units of the system's systemd.
 #[derive(Debug)]

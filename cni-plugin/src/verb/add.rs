@@ -6,20 +6,22 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use nebula_cni_contract::clock::Deadline;
+use nebula_cni_contract::instance_status::Status;
+use nebula_cni_contract::launch::{
+    Capture, Isolate, LaunchSpec, Pod, StartError, Target, Underlay, ca_address, is_refusal_of_token,
+};
+use nebula_cni_contract::netns::Netns;
 
 use crate::attachment::lock::Lock;
 use crate::attachment::queue::Turn;
 use crate::attachment::record::{self, Files, Found, Record, State};
 use crate::attachment::{released, room, sibling};
-use crate::clock::Deadline;
 use crate::enrolment::{Decision, Knowledge};
 use crate::host::Host;
-use crate::instance_status::Status;
-use crate::launch::{Capture, Isolate, LaunchSpec, Pod, StartError, Target, Underlay, ca_address, is_refusal_of_token};
 use crate::link::capture::PodCapture;
 use crate::link::capture_guard::{CaptureGuard, Terms};
 use crate::link::guard::{self, Guard, Tunnel};
-use crate::netns::Netns;
 use crate::reply::{Error, code};
 use crate::request::checked::prefix;
 use crate::request::prev_result::PrevResult;

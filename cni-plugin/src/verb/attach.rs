@@ -7,9 +7,10 @@
 //! of enrolled pods, and with a CA that is away for an hour each of the agent's attempts would open the pod again.
 //! DEL opens the link, as does the next attempt that finds the pod no longer enrolled.
 
+use nebula_cni_contract::clock::Deadline;
+
 use crate::attachment::lock::Lock;
 use crate::attachment::record::{Files, Found, Record, State};
-use crate::clock::Deadline;
 use crate::host::Host;
 use crate::reply::{Error, code};
 use crate::request::Attach;
@@ -86,17 +87,17 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::clock::{Clock, SystemClock};
-    use crate::enrolment::labels::Program;
     use crate::link::capture::{Captures, PodCapture};
     use crate::link::guard::{Guard, Guards};
     use crate::link::host_route::SystemRoutes;
     use crate::link::pod_link::{Links, PodLink};
-    use crate::netns::{Link, Namespaces, Netns, NetnsId};
     use crate::request::{Env, Request, read};
     use crate::supervisor::process::Process;
     use crate::supervisor::{Known, Launch, StartFailure, Supervisor};
     use crate::verb::reconcile::{Depth, network};
+    use nebula_cni_contract::clock::{Clock, SystemClock};
+    use nebula_cni_contract::labels::Program;
+    use nebula_cni_contract::netns::{Link, Namespaces, Netns, NetnsId};
 
     /// A node with one pod, whose link has rules or not, and whose instances start or not.
     #[derive(Default)]

@@ -4,13 +4,14 @@
 use std::net::IpAddr;
 use std::path::Path;
 
+use nebula_cni_contract::clock::Deadline;
+use nebula_cni_contract::instance_status::{InstanceState, Status, parse_network};
+use nebula_cni_contract::netns::{Link, Netns};
+
 use crate::attachment::record::{Files, Found, Record, State};
-use crate::clock::Deadline;
 use crate::host::Host;
-use crate::instance_status::{InstanceState, Status, parse_network};
 use crate::link::capture::PodCapture;
 use crate::link::guard::Guard;
-use crate::netns::{Link, Netns};
 use crate::reply::{Error, code};
 use crate::request::Attach;
 use crate::settings::Settings;

@@ -4,12 +4,13 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use nebula_cni_contract::clock::Deadline;
+use nebula_cni_contract::instance_status::Status;
+
 use crate::attachment::lock::Lock;
 use crate::attachment::record::{self, Files, Found, Record};
 use crate::attachment::released;
-use crate::clock::Deadline;
 use crate::host::Host;
-use crate::instance_status::Status;
 use crate::link::host_route::HostRoute;
 use crate::reply::{Error, code};
 use crate::request::Detach;
@@ -189,15 +190,15 @@ mod tests {
     use std::cell::{Cell, RefCell};
 
     use super::*;
-    use crate::clock::SystemClock;
-    use crate::enrolment::labels::Program;
     use crate::link::capture::SystemCaptures;
     use crate::link::guard::{Guard, Guards};
     use crate::link::host_route::Routes;
     use crate::link::pod_link::SystemLinks;
-    use crate::netns::SystemNamespaces;
     use crate::request::Key;
     use crate::supervisor::direct::Direct;
+    use nebula_cni_contract::clock::SystemClock;
+    use nebula_cni_contract::labels::Program;
+    use nebula_cni_contract::netns::SystemNamespaces;
 
     /// Removes no route while `is_broken`.
     struct FakeRoutes {

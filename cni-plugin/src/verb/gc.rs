@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
+use nebula_cni_contract::clock::Deadline;
+
 use crate::attachment::lock::Lock;
 use crate::attachment::record::{self, Files, Found, Record};
-use crate::clock::Deadline;
 use crate::host::Host;
 use crate::reply::{Error, code};
 use crate::request::Collect;

@@ -9,8 +9,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::clock::{Clock, Deadline};
-use crate::launch::CaAccess;
+use nebula_cni_contract::clock::{Clock, Deadline};
+use nebula_cni_contract::launch::CaAccess;
+
 use crate::reply::{Error, code};
 
 /// The files as they were before a start. They are never changed in place, but replaced by rename.
@@ -75,7 +76,7 @@ const START_TAKES: Duration = Duration::from_secs(3);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::SystemClock;
+    use nebula_cni_contract::clock::SystemClock;
 
     #[test]
     fn files_that_the_agent_has_not_written_are_waited_for_and_other_ones_are_not() {

@@ -10,16 +10,16 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use nebula_cni_contract::handoff::{self, Hello, MAX_MESSAGE_BYTES, MAX_TOKEN_BYTES, NAME, Receipt, Word};
+use nebula_cni_contract::instance_status::Status;
+use nebula_cni_contract::launch::{self, Flow, LaunchSpec};
+use nebula_cni_contract::netns::in_namespace;
 use nix::sys::socket::{getsockopt, sockopt};
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
 use crate::attachment::record::{Files, Found, Record};
-use crate::handoff::{self, Hello, MAX_MESSAGE_BYTES, MAX_TOKEN_BYTES, NAME, Receipt, Word};
 use crate::host::Host;
-use crate::instance_status::Status;
-use crate::launch::{self, Flow, LaunchSpec};
-use crate::netns::in_namespace;
 use crate::reply::{Error, code};
 
 /// Where this node's pods have their tokens, and which token is for the CA.

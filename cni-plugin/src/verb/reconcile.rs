@@ -5,10 +5,11 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
+use nebula_cni_contract::clock::Deadline;
+
 use crate::attachment::lock::Lock;
 use crate::attachment::record::{self, Files, Found, Record, State};
 use crate::attachment::released;
-use crate::clock::Deadline;
 use crate::host::Host;
 use crate::link::capture::PodCapture;
 use crate::link::guard::Guard;

@@ -8,15 +8,15 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
+use nebula_cni_contract::clock::Deadline;
+use nebula_cni_contract::instance_status::{FollowedSettings, Status};
+use nebula_cni_contract::launch::{self, LaunchSpec, contract_hash};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::attachment::lock::Lock;
 use crate::attachment::record::{self, Files, Found, Record, State};
-use crate::clock::Deadline;
 use crate::host::Host;
-use crate::instance_status::{FollowedSettings, Status};
-use crate::launch::{self, LaunchSpec, contract_hash};
 use crate::reply::{Error, code};
 use crate::settings::Settings;
 

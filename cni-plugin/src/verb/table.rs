@@ -4,10 +4,11 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use nebula_cni_contract::cluster_table::contents::Contents;
+use nebula_cni_contract::cluster_table::{self, Layout, MAX_BYTES};
+use nebula_cni_contract::launch::CLUSTER_TABLE;
+
 use crate::attachment::record;
-use crate::cluster_table::contents::Contents;
-use crate::cluster_table::{self, Layout, MAX_BYTES};
-use crate::launch::CLUSTER_TABLE;
 
 /// How it is called.
 pub const USAGE: &str = "table show [--json] [FILE], or table write FILE with JSON as show prints it on standard input";

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use nebula_cni_contract::launch::{LaunchSpec, Mode};
 use nebula_cni_plugin::attachment::record::State;
-use nebula_cni_plugin::launch::{LaunchSpec, Mode};
 use serde_json::{Value, json};
 
 use crate::fake_instance::refused;
@@ -210,7 +210,7 @@ fn a_repeated_add_replaces_what_is_stale() {
     let mut node = Node::new();
     node.call("ADD").expect_ok();
     let first = node.process();
-    first.stop(&nebula_cni_plugin::clock::SystemClock).unwrap();
+    first.stop(&nebula_cni_contract::clock::SystemClock).unwrap();
     node.call("ADD").expect_ok();
     let second = node.process();
     assert!(second.is_alive());

@@ -7,14 +7,14 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::process::Command;
 
-use nebula_cni_plugin::clock::SystemClock;
-use nebula_cni_plugin::enrolment::labels::Program;
+use nebula_cni_contract::clock::SystemClock;
+use nebula_cni_contract::labels::Program;
+use nebula_cni_contract::netns::{Link, Namespaces, Netns, NetnsId, SystemNamespaces};
 use nebula_cni_plugin::host::Host;
 use nebula_cni_plugin::link::capture::SystemCaptures;
 use nebula_cni_plugin::link::guard::SystemGuards;
 use nebula_cni_plugin::link::host_route::SystemRoutes;
 use nebula_cni_plugin::link::pod_link::SystemLinks;
-use nebula_cni_plugin::netns::{Link, Namespaces, Netns, NetnsId, SystemNamespaces};
 use nebula_cni_plugin::reply::Error;
 use nebula_cni_plugin::request::{self, Env, Request};
 use nebula_cni_plugin::supervisor::{Direct, Systemd};

@@ -1,7 +1,7 @@
 //! Whoever calls the plugin may end with its control groups and everything in them, as the container of a node agent
 //! does. Instances are in none of them.
 
-use nebula_cni_plugin::clock::SystemClock;
+use nebula_cni_contract::clock::SystemClock;
 
 use crate::container::Container;
 use crate::harness::{Node, PLUGIN, eventually, spawn, wait};

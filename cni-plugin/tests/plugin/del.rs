@@ -71,7 +71,7 @@ fn del_works_after_the_configuration_went_bad() {
 fn del_works_after_the_instance_died() {
     let node = Node::new();
     node.call("ADD").expect_ok();
-    node.process().stop(&nebula_cni_plugin::clock::SystemClock).unwrap();
+    node.process().stop(&nebula_cni_contract::clock::SystemClock).unwrap();
     node.call("DEL").expect_ok();
     assert_eq!(node.residue(), Vec::<String>::new());
 }
@@ -86,7 +86,7 @@ fn del_does_not_touch_a_process_that_only_has_the_number_of_the_instance() {
     record.save(&node.files()).unwrap();
     node.call("DEL").expect_ok();
     assert!(process.is_alive());
-    process.stop(&nebula_cni_plugin::clock::SystemClock).unwrap();
+    process.stop(&nebula_cni_contract::clock::SystemClock).unwrap();
 }
 
 #[test]

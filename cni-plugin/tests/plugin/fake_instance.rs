@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{env, fs, process, thread};
 
-use nebula_cni_plugin::launch::LaunchSpec;
+use nebula_cni_contract::launch::LaunchSpec;
 use serde_json::{Value, json};
 
 /// Name of the test that acts as the instance.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::process::{Child, Command};
 
-use nebula_cni_plugin::clock::SystemClock;
+use nebula_cni_contract::clock::SystemClock;
 
 use crate::harness::{Node, PLUGIN, eventually, spawn, wait};
 

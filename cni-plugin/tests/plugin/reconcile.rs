@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Command;
 
-use nebula_cni_plugin::clock::SystemClock;
+use nebula_cni_contract::clock::SystemClock;
 use serde_json::json;
 
 use crate::harness::{Node, PLUGIN, eventually};

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use nebula_cert::{Curve, UnixTime, visible};
-use nebula_cni_plugin::launch::CaAccess;
+use nebula_cni_contract::launch::CaAccess;
 use nebula_instance::enrol::limits::Limits;
 use nebula_instance::enrol::{self, Files, Renewal, follow, up};
 use nebula_instance::go::flags::{self, Flag, Parsed};

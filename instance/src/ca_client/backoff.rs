@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nebula_cni_plugin::hash::mix;
+use nebula_cni_contract::hash::mix;
 
 /// A small random generator; spreading load needs no secrecy.
 #[derive(Debug)]

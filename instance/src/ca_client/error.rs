@@ -1,6 +1,6 @@
 //! Why a request to the CA service failed, and whether another attempt could succeed.
 
-use nebula_cni_plugin::launch::CaAccess;
+use nebula_cni_contract::launch::CaAccess;
 use rustls::CertificateError;
 
 use super::pinned::PinError;

@@ -21,7 +21,7 @@ use nebula_cert::issuance::{
     self, ASKER_HEADER, Asker, CERTIFICATE_PATH, MAX_REPLY, MAX_WAIT_SECONDS, Pod, Proof, Reply, Request, TRUST_PATH,
 };
 use nebula_cert::{CaPool, Curve, Identity, JoinToken, PrivateKey, UnixTime};
-use nebula_cni_plugin::launch::{CaAccess, is_refusal_of_token};
+use nebula_cni_contract::launch::{CaAccess, is_refusal_of_token};
 use ureq::tls::TlsConfig;
 use ureq::unversioned::resolver::DefaultResolver;
 use ureq::unversioned::transport::{Connector as _, TcpConnector};

@@ -1,6 +1,6 @@
 //! The address of the CA service: where requests go, and the name that its TLS certificate must be for.
 
-use nebula_cni_plugin::launch::{self, CaAccess};
+use nebula_cni_contract::launch::{self, CaAccess};
 
 /// The URL of `path` at the service, as operators know it.
 pub(super) fn url(access: &CaAccess, path: &str) -> String {

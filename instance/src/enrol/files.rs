@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use ipnet::IpNet;
 use nebula_cert::issuance::Lighthouses;
 use nebula_cert::{Identity, durable};
-use nebula_cni_plugin::launch::CaAccess;
+use nebula_cni_contract::launch::CaAccess;
 use serde::{Deserialize, Serialize};
 
 use super::Error;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use nebula_cert::Curve;
-use nebula_cni_plugin::launch::CaAccess;
+use nebula_cni_contract::launch::CaAccess;
 use serde::{Deserialize, Serialize};
 
 use super::{Enrolled, Error, Files};

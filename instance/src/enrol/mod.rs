@@ -19,7 +19,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use nebula_cert::issuance::{Reply, Trust};
 use nebula_cert::{Certificate, Curve, HostKey, JoinToken, PrivateKey, UnixTime, visible};
-use nebula_cni_plugin::launch::CaAccess;
+use nebula_cni_contract::launch::CaAccess;
 use zeroize::Zeroizing;
 
 pub use self::files::Files;

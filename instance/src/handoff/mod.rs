@@ -2,4 +2,4 @@
 
 pub(crate) mod server;
 
-pub(crate) use nebula_cni_plugin::handoff::*;
+pub(crate) use nebula_cni_contract::handoff::*;

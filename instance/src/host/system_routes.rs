@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use nebula_cni_plugin::netlink::{self, Message};
+use nebula_cni_contract::netlink::{self, Message};
 use nebula_core::config::Gateway;
 use nix::errno::Errno;
 use nix::libc;

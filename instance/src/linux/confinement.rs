@@ -13,7 +13,7 @@ use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
     RulesetCreated, RulesetCreatedAttr, RulesetStatus, Scope,
 };
-use nebula_cni_plugin::launch::LaunchSpec;
+use nebula_cni_contract::launch::LaunchSpec;
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, setrlimit};
 use rustix::thread::{CapabilitySet, Gid, Uid};

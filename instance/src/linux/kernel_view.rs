@@ -3,7 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 
-use nebula_cni_plugin::netlink::{self, attribute, octets};
+use nebula_cni_contract::netlink::{self, attribute, octets};
 use nix::libc;
 
 use crate::linux::rtnetlink::LinkState;

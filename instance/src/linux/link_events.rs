@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use ipnet::IpNet;
-use nebula_cni_plugin::netlink::{self, Message};
+use nebula_cni_contract::netlink::{self, Message};
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::socket::{MsgFlags, recv};

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use nebula_cni_plugin::netlink;
+use nebula_cni_contract::netlink;
 use nix::libc;
 
 /// One next hop of a route.

@@ -7,7 +7,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::OnceLock;
 
-use nebula_cni_plugin::launch::StartError;
+use nebula_cni_contract::launch::StartError;
 use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
 use sd_notify::NotifyState;
 

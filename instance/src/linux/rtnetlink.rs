@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use ipnet::IpNet;
-use nebula_cni_plugin::netlink::{self, octets, push_attribute};
+use nebula_cni_contract::netlink::{self, octets, push_attribute};
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::socket::{MsgFlags, SockProtocol, recv, send};

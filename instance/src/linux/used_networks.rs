@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use ipnet::IpNet;
-use nebula_cni_plugin::netlink;
+use nebula_cni_contract::netlink;
 use nix::libc;
 
 use crate::linux::next_hop::NextHop;

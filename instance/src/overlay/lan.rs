@@ -5,7 +5,7 @@ use std::io;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use nebula_cni_plugin::netlink;
+use nebula_cni_contract::netlink;
 use nix::libc;
 
 use crate::config::TunSettings;

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use nebula_cert::{CaPool, Identity};
-use nebula_cni_plugin::launch::LaunchSpec;
-use nebula_cni_plugin::netlink::route::answer_from;
+use nebula_cni_contract::launch::LaunchSpec;
+use nebula_cni_contract::netlink::route::answer_from;
 use nebula_core::firewall::Policy;
 use nebula_core::io::{Driver, Handle, Options, Tun, UdpSocket};
 use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use nebula_cert::{Identity, UnixTime, issuance};
-use nebula_cni_plugin::launch::LaunchSpec;
+use nebula_cni_contract::launch::LaunchSpec;
 
 use crate::ca_client::{self, CaClient, Issued, Prover, Refusal};
 use crate::handoff::Delivery;

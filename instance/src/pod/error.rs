@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use nebula_cni_plugin::launch::StartError;
+use nebula_cni_contract::launch::StartError;
 
 use crate::ca_client::Refusal;
 use crate::causes::with_causes;

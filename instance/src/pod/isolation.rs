@@ -1,13 +1,13 @@
 //! What an isolated pod may reach and be reached from: the overlay, the node's probes, DNS and listed ranges, nothing
 //! else. The rules belong to the pod's network namespace: they outlive this process and end with the namespace. They
 //! give the pod's own programs an early answer; a raw socket bypasses them, so the node's end of the pod's link has
-//! rules of its own ([`nebula_cni_plugin::link::guard`]).
+//! rules of its own (the plugin's `link::guard`).
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use nebula_cni_plugin::launch::{Isolate, LaunchSpec, Underlay, ca_address};
-use nebula_cni_plugin::netlink::nftables::{Family, Hook, Match, Rule, Table};
+use nebula_cni_contract::launch::{Isolate, LaunchSpec, Underlay, ca_address};
+use nebula_cni_contract::netlink::nftables::{Family, Hook, Match, Rule, Table};
 use nix::libc;
 
 use crate::linux::errno;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use nebula_cni_plugin::enrolment::labels::{Answer, Labels, Question};
+use nebula_cni_contract::labels::{Answer, Labels, Question};
 use serde::Deserialize;
 use ureq::tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, TlsProvider};
 use zeroize::Zeroizing;

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nebula_cni_plugin::launch::{self, LaunchSpec, contract_hash};
+use nebula_cni_contract::launch::{self, LaunchSpec, contract_hash};
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::linux::errno;

@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nebula_cert::Identity;
-use nebula_cni_plugin::instance_status::{
+use nebula_cni_contract::instance_status::{
     self, Certificate, ClusterTable, DroppedPacket, FollowedSettings, InstanceState, LostPeer, RefusedCaller,
     TableState, Trouble, Tunnel,
 };
-use nebula_cni_plugin::launch::{Flow, LaunchSpec};
+use nebula_cni_contract::launch::{Flow, LaunchSpec};
 use nebula_core::TunnelStatus;
 use nebula_core::counters::Direction;
 use nebula_core::diagnosis::Diagnosis;

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use ipnet::IpNet;
 use nebula_cert::issuance::{Lighthouses, MAX_WAIT_SECONDS};
 use nebula_cert::{Certificate, UnixTime};
-use nebula_cni_plugin::instance_status::FollowedSettings;
-use nebula_cni_plugin::launch::{Flow, LaunchSpec, Mode, Underlay};
+use nebula_cni_contract::instance_status::FollowedSettings;
+use nebula_cni_contract::launch::{Flow, LaunchSpec, Mode, Underlay};
 use rustix::thread::CapabilitySet;
 
 use crate::ca_client::life_cycle::{Closing, Failure, Install, LifeCycle, Moment, Now, Standing, Start, Step, moment};

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-use nebula_cni_plugin::launch::{LaunchSpec, port_at};
+use nebula_cni_contract::launch::{LaunchSpec, port_at};
 use nebula_core::io::UdpSocket;
 
 use crate::config::Settings;

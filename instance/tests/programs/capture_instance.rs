@@ -13,8 +13,8 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nebula_cni_plugin::cluster_table::{Builder, EndpointState, ServiceEndpoint, ServicePort};
-use nebula_cni_plugin::launch::{MARK, ROUTE_TABLE};
+use nebula_cni_contract::cluster_table::{Builder, EndpointState, ServiceEndpoint, ServicePort};
+use nebula_cni_contract::launch::{MARK, ROUTE_TABLE};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use world::cluster::{Cluster, Node, answer_at, binary, status_at};

@@ -7,7 +7,7 @@ use crate::world;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use nebula_cni_plugin::cluster_table::{Builder, EndpointState, ServiceEndpoint, ServicePort};
+use nebula_cni_contract::cluster_table::{Builder, EndpointState, ServiceEndpoint, ServicePort};
 use serde_json::{Value, json};
 use world::cluster::{Cluster, Node};
 use world::cost::{cpu_ticks, quantile};

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use nebula_cert::CaPool;
 use nebula_cert::issuance::Pod;
-use nebula_cni_plugin::enrolment::labels::{Answer, LabelSource, Program, Question};
-use nebula_cni_plugin::launch::CaAccess;
+use nebula_cni_contract::labels::{Answer, LabelSource, Program, Question};
+use nebula_cni_contract::launch::CaAccess;
 use nebula_instance::ca_client::{CaClient, Error, Issued, Prover};
 use nebula_instance::linux::netns::NamespaceExecutor;
 use serde_json::{Value, json};
@@ -284,7 +284,7 @@ fn a_real_api_server_confirms_pods_and_their_nodes_and_tells_labels() {
         let namespace = world.namespace_of("control");
         let asked = std::thread::spawn(move || {
             world::enter(&namespace);
-            Program.ask(&binary("nebula-cni-instance"), &question, &nebula_cni_plugin::clock::SystemClock)
+            Program.ask(&binary("nebula-cni-instance"), &question, &nebula_cni_contract::clock::SystemClock)
         });
         asked.join().expect("the question ends")
     };

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use nebula_cert::issuance::{NODE_CREDENTIAL_PATH, NodeCredential, Pod};
-use nebula_cni_plugin::launch::CaAccess;
+use nebula_cni_contract::launch::CaAccess;
 use nebula_instance::ca_client::{CaClient, Error, Prover};
 use nebula_instance::linux::clock::unix_now;
 use nebula_instance::linux::netns::NamespaceExecutor;

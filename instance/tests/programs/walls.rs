@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use nebula_cni_plugin::launch::LaunchSpec;
+use nebula_cni_contract::launch::LaunchSpec;
 use nebula_cni_plugin::supervisor::process::with_arguments;
 use nebula_instance::linux::confinement::{self, Confinement, Missing};
 use nix::errno::Errno;

@@ -264,7 +264,7 @@ fn a_tunnel_is_expected_at_the_address_of_the_node_that_has_the_pod() {
     assert_eq!(case.facts.judge("n1").ports_elsewhere(), [(ip("192.0.2.2"), BTreeSet::from([61_007]))].into());
     assert_eq!(case.facts.judge("n2").ports_elsewhere(), [].into());
     let (bytes, _) = case.facts.table(&case.facts.judge("n1"), "n1", 7);
-    let layout = nebula_cni_plugin::cluster_table::Layout::read(&bytes).unwrap();
+    let layout = nebula_cni_contract::cluster_table::Layout::read(&bytes).unwrap();
     let table = layout.table(&bytes);
     assert_eq!(both_families.map(|address| table.end(ip(address))), [Some(end); 2]);
     assert_eq!(table.end(ip("10.250.0.9")), None);

@@ -1,6 +1,6 @@
 //! What a large cluster costs.
 
-use nebula_cni_plugin::cluster_table::EndpointState;
+use nebula_cni_contract::cluster_table::EndpointState;
 
 use super::super::endpoints::{Endpoint, Port, Slice};
 use super::super::keeper::MAX_GATHER;

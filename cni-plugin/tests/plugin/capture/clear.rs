@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use nebula_cni_plugin::launch::MARK;
+use nebula_cni_contract::launch::MARK;
 use nebula_cni_plugin::link::capture_rules::refused;
 use nix::sys::socket::{setsockopt, sockopt};
 use serde_json::{Value, json};

@@ -3,7 +3,7 @@
 
 use std::net::UdpSocket;
 
-use nebula_cni_plugin::launch::MARK;
+use nebula_cni_contract::launch::MARK;
 use nebula_cni_plugin::link::capture_rules::{refused, tables_with_clear_sets};
 use nix::sys::socket::{setsockopt, sockopt};
 use serde_json::json;

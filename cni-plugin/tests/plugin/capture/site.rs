@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{self, Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use nebula_cni_plugin::netns::in_namespace;
+use nebula_cni_contract::netns::in_namespace;
 use serde_json::{Value, json};
 
 use crate::harness::{Answer, Node, PLUGIN, wait};

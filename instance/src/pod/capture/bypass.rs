@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use nebula_cni_plugin::launch::{LaunchSpec, MARK};
+use nebula_cni_contract::launch::{LaunchSpec, MARK};
 use nebula_core::io::Bypass;
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, setsockopt, socket, sockopt};
 

@@ -8,8 +8,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use nebula_cni_plugin::cluster_table::{self, Table};
-use nebula_cni_plugin::launch::{Capture, Clear};
+use nebula_cni_contract::cluster_table::{self, Table};
+use nebula_cni_contract::launch::{Capture, Clear};
 use nebula_core::capture::{Directory, Endpoint, Found, Service, Target, clear_tags, rendezvous};
 
 use super::table_file::MappedTable;
@@ -124,7 +124,7 @@ impl Directory for ClusterDirectory {
 mod tests {
     use std::time::Duration;
 
-    use nebula_cni_plugin::cluster_table::{Builder, EndpointState, ServiceEndpoint, ServicePort};
+    use nebula_cni_contract::cluster_table::{Builder, EndpointState, ServiceEndpoint, ServicePort};
 
     use super::*;
     use crate::pod::capture::table_file::TableFile;

@@ -1,5 +1,5 @@
 //! Capture of a pod's traffic to other pods and to Services, whatever address its programs use
-//! ([`nebula_cni_plugin::launch::Capture`]): the routes to the device, the sockets for what is passed through to the
+//! ([`nebula_cni_contract::launch::Capture`]): the routes to the device, the sockets for what is passed through to the
 //! primary network, and the cluster table, which says what an address is.
 
 mod bypass;
@@ -13,18 +13,18 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub(crate) use directory::ClusterDirectory;
 use ipnet::IpNet;
-use nebula_cni_plugin::launch::{self, LaunchSpec};
+use nebula_cni_contract::launch::{self, LaunchSpec};
 use nebula_core::Config;
 use nebula_core::capture::OpenedBefore;
 use nebula_core::io::{Bypass, Options};
+pub(crate) use routes::routes;
+use table_file::TableFile;
 
 use crate::linux::folder_watch::FolderWatch;
 use crate::linux::netns::Namespace;
 use crate::pod::error::Error;
-pub(crate) use directory::ClusterDirectory;
-pub(crate) use routes::routes;
-use table_file::TableFile;
 
 /// What an instance knows about its pod's cluster, and from where.
 pub(crate) struct Capture {

@@ -4,7 +4,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-use nebula_cni_plugin::netlink::{self, attribute, octets, push_attribute};
+use nebula_cni_contract::netlink::{self, attribute, octets, push_attribute};
 use nebula_core::FlowKey;
 use nebula_core::capture::OpenedBefore;
 use nix::libc;

@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use nebula_cni_plugin::launch::{LaunchSpec, NODE_PORT_TABLE, ROUTE_TABLE};
+use nebula_cni_contract::launch::{LaunchSpec, NODE_PORT_TABLE, ROUTE_TABLE};
 
 use crate::linux::rtnetlink::LinkRoute;
 

@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
-use nebula_cni_plugin::cluster_table::{self, Layout, MAX_BYTES, Table};
+use nebula_cni_contract::cluster_table::{self, Layout, MAX_BYTES, Table};
 use nix::libc;
 
 use crate::linux::errno;
@@ -152,8 +152,8 @@ pub(super) mod tests {
     use std::net::IpAddr;
     use std::os::unix::fs::PermissionsExt;
 
-    use nebula_cni_plugin::cluster_table::{Builder, Found};
-    use nebula_cni_plugin::launch::Capture;
+    use nebula_cni_contract::cluster_table::{Builder, Found};
+    use nebula_cni_contract::launch::Capture;
 
     use super::*;
 

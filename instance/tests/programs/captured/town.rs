@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
-use nebula_cni_plugin::cluster_table::{Builder, EndpointState, ServiceEndpoint, ServicePort};
+use nebula_cni_contract::cluster_table::{Builder, EndpointState, ServiceEndpoint, ServicePort};
 use nebula_cni_plugin::link::capture_rules::replace_clear;
 use nebula_cni_plugin::link::service_choice::{self, Choice};
 use nix::sys::signal::{Signal, kill};

@@ -22,7 +22,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use loopback::{Network, free_tcp_port, free_udp_port, ours};
-use nebula_cni_plugin::netlink::nftables::{self, Family};
+use nebula_cni_contract::netlink::nftables::{self, Family};
 use nix::libc;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};

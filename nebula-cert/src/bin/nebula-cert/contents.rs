@@ -2,7 +2,7 @@
 
 use anyhow::bail;
 use ipnet::IpNet;
-use nebula_cert::{Curve, Version};
+use nebula_cert::{Curve, Version, prefix};
 
 use crate::arguments::Usage;
 
@@ -15,7 +15,7 @@ pub(crate) fn groups(text: &str) -> Vec<String> {
 pub(crate) fn networks(flag: &str, text: &str, deprecated: &str) -> anyhow::Result<Vec<IpNet>> {
     let text = if text.is_empty() { deprecated } else { text };
     let words = text.split(',').map(str::trim).filter(|word| !word.is_empty());
-    words.map(|word| network(word).ok_or_else(|| bad_network(flag, word))).collect()
+    words.map(|word| prefix(word).ok_or_else(|| bad_network(flag, word))).collect()
 }
 
 /// Parses a version number.
@@ -39,14 +39,6 @@ pub(crate) fn curve(name: &str) -> anyhow::Result<Curve> {
 /// The first IPv6 network, which v1 certificates cannot hold.
 pub(crate) fn first_ipv6(networks: &[IpNet]) -> Option<&IpNet> {
     networks.iter().find(|network| matches!(network, IpNet::V6(_)))
-}
-
-/// Parses an address with prefix length. Leading zeros are refused, because other programs read them as octal or not at
-/// all.
-fn network(word: &str) -> Option<IpNet> {
-    let (address, length) = word.split_once('/')?;
-    let plain = length == "0" || length.starts_with(|digit: char| ('1'..='9').contains(&digit));
-    IpNet::new(address.parse().ok()?, length.parse().ok().filter(|_| plain)?).ok()
 }
 
 fn bad_network(flag: &str, word: &str) -> anyhow::Error {

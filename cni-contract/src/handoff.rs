@@ -1,5 +1,5 @@
 //! The protocol between an instance and whoever shows it its pod's token: the init container of the pod or, when that
-//! has ended, this node ([`crate::verb::present`]). And how each authenticates the other.
+//! has ended, this node (the plugin's verb `present`). And how each authenticates the other.
 //!
 //! The instance listens on an abstract unix socket in the pod's network namespace before ADD returns: no program of the
 //! pod runs yet, so none can have taken the name, and no raw socket sees the traffic. Init connects and shows the pod's

@@ -106,12 +106,12 @@ impl Status {
     }
 
     /// The first overlay address of the same family as `address`.
-    pub(crate) fn counterpart(&self, address: IpAddr) -> Option<IpAddr> {
+    pub fn counterpart(&self, address: IpAddr) -> Option<IpAddr> {
         self.addresses().find(|overlay| overlay.is_ipv4() == address.is_ipv4())
     }
 
     /// The overlay addresses.
-    pub(crate) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.overlay.iter().filter_map(|network| Some(parse_network(network)?.0))
     }
 }
@@ -129,7 +129,7 @@ pub fn document(socket: &Path) -> io::Result<Vec<u8>> {
 }
 
 /// Parses ADDRESS/PREFIX.
-pub(crate) fn parse_network(text: &str) -> Option<(IpAddr, u8)> {
+pub fn parse_network(text: &str) -> Option<(IpAddr, u8)> {
     let (address, prefix) = text.split_once('/')?;
     Some((address.parse().ok()?, prefix.parse().ok()?))
 }

@@ -1,7 +1,8 @@
 //! Hashes: of names of files, units and tables, and of the keys of the cluster table.
 
 /// FNV-1a, to shorten long names. It does not resist collisions that an adversary constructs.
-pub(crate) fn fnv1a(parts: &[&str]) -> u64 {
+#[must_use]
+pub fn fnv1a(parts: &[&str]) -> u64 {
     let bytes = parts.iter().flat_map(|part| part.bytes());
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

@@ -394,7 +394,7 @@ impl fmt::Display for StartError {
 // Two texts of this many characters, at up to four bytes each, fit into the 4 KiB that receivers of sd_notify read.
 const MAX_TEXT: usize = 450;
 
-pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+pub fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 

@@ -1,0 +1,21 @@
+//! What the plugin, the agent, and a pod's instance and init container have to agree on, and the codecs that they
+//! share.
+//!
+//! - [`launch`]: what an instance must know to serve one pod; [`instance_status`]: what it says of itself
+//! - [`handoff`]: how the init container shows the pod's token to the instance
+//! - [`labels`]: how an instance's program is asked for the labels of a pod
+//! - [`cluster_table`]: what agents know of the cluster, as instances map it
+//! - [`netlink`], [`netns`]: messages to the kernel, and network namespaces
+//! - [`clock`], [`hash`]: clocks as arguments; hashes of names
+
+pub mod clock;
+pub mod cluster_table;
+#[doc(hidden)]
+pub mod fuzzing;
+pub mod handoff;
+pub mod hash;
+pub mod instance_status;
+pub mod labels;
+pub mod launch;
+pub mod netlink;
+pub mod netns;
