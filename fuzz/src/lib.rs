@@ -22,8 +22,6 @@ use nebula_core::internals::ip;
 use nebula_core::internals::messages::{HandshakePayload, MAX_ENDPOINTS, MAX_RELAYS, Meta};
 use nebula_core::internals::path_probe::{Answerer, PathProbe, PathReply};
 use nebula_core::internals::test_body::only_measures;
-// The included source of the console's command parser expects this at the crate root.
-use nebula_instance::go;
 
 /// What a target does with one input.
 pub type Run = fn(&[u8]);
@@ -51,7 +49,7 @@ pub const TARGETS: &[(&str, Run)] = &[
     ("launch_spec", launch_spec),
     ("issuance", issuance),
     ("join", join::join),
-    ("ca_answers", nebula_instance::fuzzing::ca_answer),
+    ("ca_answers", nebula_enrolment::fuzzing::ca_answer),
     ("cluster_table", cluster_table),
     ("table_events", nebula_agent::table::fuzzing::events),
     ("dbus", nebula_cni_plugin::fuzzing::dbus),
@@ -195,10 +193,9 @@ fn path_probe(data: &[u8]) {
 }
 
 fn config(data: &[u8]) {
-    use nebula_instance::config;
     let Ok(text) = std::str::from_utf8(data) else { return };
-    let Ok(tree) = config::parse(text) else { return };
-    let _ = config::Settings::read_without_pki(&tree);
+    let Ok(tree) = nebula_config::parse(text) else { return };
+    let _ = nebula_config::Settings::read_without_pki(&tree);
     let _ = tree.to_yaml();
 }
 

@@ -9,12 +9,12 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use nebula_cert::{CaPool, Certificate, durable};
+use nebula_linux::clock::{now, unix_now};
+use nebula_linux::errno;
 use nix::sys::socket::{getsockopt, sockopt};
 use zeroize::Zeroizing;
 
 use crate::handoff::{self, Delivery, Hello, MAX_MESSAGE_BYTES, MAX_TOKEN_BYTES, NAME, Receipt, Word};
-use crate::linux::clock::{now, unix_now};
-use crate::linux::errno;
 
 /// Options of the program.
 #[derive(Debug, Clone)]

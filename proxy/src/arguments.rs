@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
-use nebula_instance::go::flags::{self, Flag, Parsed};
+use nebula_config::go::flags::{self, Flag, Parsed};
 
 use crate::target::Target;
 

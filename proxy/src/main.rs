@@ -4,10 +4,11 @@ use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
-use nebula_instance::enrol::up::words;
-use nebula_instance::go::flags;
-use nebula_instance::host::daemon::{Error, Loaded};
-use nebula_instance::linux::memory;
+use nebula_config::go::flags;
+use nebula_config::loaded::{Error, Loaded};
+use nebula_enrolment::enrol::Files;
+use nebula_enrolment::enrol::up::words;
+use nebula_linux::memory;
 use nebula_proxy::arguments::{FLAGS, Order, help};
 use nebula_proxy::program;
 
@@ -38,7 +39,7 @@ fn main() -> ExitCode {
 }
 
 fn run(path: &Path, order: &Order) -> ExitCode {
-    let done = Loaded::read(path).and_then(|loaded| match order {
+    let done = Loaded::read(path, |folder| drop(Files::new(folder).complete())).and_then(|loaded| match order {
         Order::Test { strict } => loaded.test(*strict),
         Order::Run(offers) => program::run(&loaded, offers),
     });

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use ipnet::IpNet;
-use nebula_instance::log;
+use nebula_config::log;
 use nebula_net::{Net, TcpStream};
 use tracing::Level;
 

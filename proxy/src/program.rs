@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nebula_cert::listener::Places;
-use nebula_instance::host::daemon::{Error, Loaded};
-use nebula_instance::linux::notify;
+use nebula_config::loaded::{Error, Loaded};
+use nebula_linux::notify;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::signal::unix::{SignalKind, signal};

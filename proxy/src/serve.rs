@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nebula_cert::listener::Source;
-use nebula_instance::log;
+use nebula_config::log;
 use nebula_net::proxy_header::{ProxyHeader, ProxyPeer};
 use nebula_net::{TcpListener, UdpSocket};
 use tokio::io::AsyncWriteExt;

@@ -5,9 +5,9 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use nebula_instance::go::flags::{self, Flag};
+use nebula_config::go::flags::{self, Flag};
 use nebula_instance::init;
-use nebula_instance::linux::signals;
+use nebula_linux::signals;
 
 fn main() -> ExitCode {
     // It waits for the pod's certificate, and the pod may be deleted meanwhile.

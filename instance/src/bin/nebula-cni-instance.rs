@@ -4,12 +4,12 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-use nebula_instance::go::flags::{self, Flag};
-use nebula_instance::linux::{memory, notify};
+use nebula_config::go::flags::{self, Flag};
 use nebula_instance::pod::kube_labels;
 use nebula_instance::pod::launch_file;
 use nebula_instance::pod::status_socket;
 use nebula_instance::pod::tunnel;
+use nebula_linux::{memory, notify};
 
 fn main() -> ExitCode {
     memory::share_one_heap();

@@ -9,11 +9,11 @@ use std::time::Duration;
 use ipnet::IpNet;
 use nebula_cert::{Curve, UnixTime, visible};
 use nebula_cni_contract::launch::CaAccess;
-use nebula_instance::enrol::limits::Limits;
-use nebula_instance::enrol::{self, Files, Renewal, follow, up};
-use nebula_instance::go::flags::{self, Flag, Parsed};
-use nebula_instance::linux::used_networks::used_networks;
-use nebula_instance::linux::{clock, memory, signals};
+use nebula_config::go::flags::{self, Flag, Parsed};
+use nebula_enrolment::enrol::limits::Limits;
+use nebula_enrolment::enrol::{self, Files, Renewal, follow, up};
+use nebula_linux::used_networks::used_networks;
+use nebula_linux::{clock, memory, signals};
 
 fn main() -> ExitCode {
     // Before anything else: a join token among the words can be read by others until it is taken off.

@@ -4,10 +4,12 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use nebula_instance::enrol::up::words;
-use nebula_instance::go::flags::{self, Flag, Parsed};
-use nebula_instance::host::daemon::{Error, Loaded};
-use nebula_instance::linux::{companion, memory};
+use nebula_config::go::flags::{self, Flag, Parsed};
+use nebula_config::loaded::{Error, Loaded};
+use nebula_enrolment::enrol::Files;
+use nebula_enrolment::enrol::up::words;
+use nebula_instance::host::daemon;
+use nebula_linux::{companion, memory};
 
 fn main() -> ExitCode {
     // Before anything else: a join token among the words can be read by others until it is taken off.
@@ -75,8 +77,8 @@ fn main() -> ExitCode {
 }
 
 fn run(path: &Path, flags: &Parsed) -> Result<(), Error> {
-    let loaded = Loaded::read(path)?;
-    if flags.is_set("test") { loaded.test(flags.is_set("strict")) } else { loaded.serve() }
+    let loaded = Loaded::read(path, |folder| drop(Files::new(folder).complete()))?;
+    if flags.is_set("test") { loaded.test(flags.is_set("strict")) } else { daemon::serve(loaded) }
 }
 
 /// As `nebula-ctl` says that no daemon answers.

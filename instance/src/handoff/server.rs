@@ -8,11 +8,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, sleep};
 use std::time::Duration;
 
+use nebula_linux::errno;
 use nix::sys::socket::{MsgFlags, getsockopt, recv, sockopt};
 use zeroize::Zeroizing;
 
 use crate::handoff::{self, Delivery, Hello, MAX_REASON_BYTES, MAX_TOKEN_BYTES, Receipt, Word};
-use crate::linux::errno;
 
 /// Keeps clients waiting until the CA has decided about their tokens.
 #[derive(Clone)]

@@ -6,10 +6,9 @@
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use nebula_linux::{capabilities, errno};
 use nix::unistd::{Gid, Uid};
 use rustix::thread::CapabilitySet;
-
-use crate::linux::{capabilities, errno};
 
 /// A user account of the system.
 #[derive(Debug, Clone, PartialEq, Eq)]

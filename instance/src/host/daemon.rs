@@ -1,217 +1,107 @@
 //! The `nebula` daemon: reads the configuration, starts the node and handles signals.
 
-use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
+use nebula_cert::with_causes;
+use nebula_config::Settings;
+use nebula_config::go::firewall_hash;
+use nebula_config::loaded::{Error, Loaded, bind_failed, listen_address};
+use nebula_config::log;
+use nebula_config::log::events;
+use nebula_config::names;
 use nebula_core::config::RecvErrorPolicy;
 use nebula_core::firewall::Rule;
 use nebula_core::io::{Driver, Handle, Options, SocketControl, Tun, UdpSocket};
+use nebula_enrolment::renewal::Renewal;
+use nebula_enrolment::renewal_health::RenewalHealth;
+use nebula_linux::clock::unix_now;
+use nebula_linux::errno;
+use nebula_linux::memory;
+use nebula_linux::netns::Namespace;
+use nebula_linux::notify;
+use nebula_linux::signals::{Arrived, Signals};
 use nix::sched::sched_getaffinity;
 use nix::unistd::Pid;
 use rustix::thread::CapabilitySet;
 use serde_json::json;
 
-use crate::causes::with_causes;
-use crate::config::{self, Listen, Logging, NameFamily, Remark, Settings, Value};
-use crate::enrol::Files;
-use crate::go::firewall_hash;
 use crate::host::account::Account;
 use crate::host::control::{ControlService, ControlSockets, Facts, RemovedAtEnd};
 use crate::host::housekeeping::Housekeeping;
 use crate::host::link_repair::{DeviceGone, LinkRepair};
 use crate::host::reload::{Link, Reloader};
-use crate::host::renewal::Renewal;
-use crate::host::renewal_health::RenewalHealth;
-use crate::host::report::Report;
 use crate::host::rivals;
 use crate::host::subnets::Subnets;
 use crate::host::system_routes::{self, Overlay};
 use crate::host::unmet::Unmet;
-use crate::linux::clock::unix_now;
-use crate::linux::errno;
-use crate::linux::memory;
-use crate::linux::netns::Namespace;
-use crate::linux::notify;
-use crate::linux::signals::{Arrived, Signals};
-use crate::log;
 use crate::metrics::{Handshakes, Metrics, Repairs};
-use crate::names;
-use crate::overlay::events;
 use crate::overlay::lan;
 use crate::overlay::link::OverlayLink;
 
-/// A configuration whose files have been read and merged, and whose logging settings are already in force.
-#[derive(Debug)]
-pub struct Loaded {
-    tree: Value,
-    /// Remarks from merging the files.
-    remarks: Vec<Remark>,
-    path: PathBuf,
-}
-
-/// Why the daemon failed to start or had to stop.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Error {
-    /// The failure came before logging was set up, so it is printed as is.
-    #[error("{0}")]
-    BeforeLog(String),
-    /// Starting failed.
-    #[error("{message}: {cause}")]
-    Start {
-        /// What failed.
-        message: &'static str,
-        /// Why.
-        cause: String,
-    },
-    /// Already logged, with file and line.
-    #[error("the configuration is not usable")]
-    Reported,
-    /// The running node failed.
-    #[error("Error while running: {0}")]
-    Running(String),
-}
-
-impl Loaded {
-    /// Reads the configuration at `path` and applies its logging settings.
-    ///
-    /// # Errors
-    /// Returns an error if a file cannot be read or the `logging` section is invalid.
-    pub fn read(path: &Path) -> Result<Self, Error> {
-        let (tree, remarks) =
-            config::load(path).map_err(|error| Error::BeforeLog(format!("failed to load config: {error}")))?;
-        // Without this, the daemon would not start after an interrupted renewal. A failure shows up later, where the
-        // files are needed.
-        if let Some(folder) = config::enrolment_folder(&tree) {
-            let _ = Files::new(&folder).complete();
-        }
-        let logging = Logging::of(&tree).map_err(|refused| Error::BeforeLog(refused.to_string()))?;
-        log::start(logging, log::Output::Stdout);
-        Ok(Self { tree, remarks, path: path.to_owned() })
+/// Runs the node until a signal stops it.
+///
+/// # Errors
+/// Returns an error if the node could not start, or if a device failed for good.
+pub fn serve(loaded: Loaded) -> Result<(), Error> {
+    let start = |message| move |error: std::io::Error| Error::Start { message, cause: errno::text(&error) };
+    let signals = Signals::block().map_err(start("Failed to set up signal handling"))?;
+    // The configuration parser recurses deeply; on its own thread, the stack is freed afterwards.
+    let thread = |error: std::io::Error| Error::Start {
+        message: "Failed to start a thread",
+        cause: format!("{} (clone3(2) must be allowed, or answered with ENOSYS)", errno::text(&error)),
+    };
+    let settings = std::thread::scope(|scope| {
+        let reading = std::thread::Builder::new().spawn_scoped(scope, || loaded.settings()).map_err(thread)?;
+        reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })?;
+    let listen = listen_address(&settings.listen)?;
+    // While this is the only thread: with a second one, registering for membarrier(2) waits 10 ms in the kernel.
+    // `_files` removes the control sockets when this function returns, for whatever reason.
+    let repairs = Arc::new(Repairs::default());
+    let unmet = Arc::new(Unmet::default());
+    let Opened { driver, device, link, repair, controls, control, files: _files, udp } =
+        open(&settings, listen, &repairs, &unmet)?;
+    log_start(&settings, &device, udp);
+    let handle = driver.handle();
+    let subnets = Arc::new(Subnets::new(handle.clone(), settings.tun.routes.subnet_routes()));
+    if let Some(link) = link.as_ref().filter(|_| settings.tun.follow_system_routes) {
+        follow_system_routes(link, &settings, &subnets)?;
     }
-
-    /// Checks everything that can be checked without touching the system (`-test`), and reports every problem. What Go
-    /// Nebula detects only at start is a remark; with `strict`, every remark is an error.
-    ///
-    /// # Errors
-    /// Returns an error if any check failed; the problems have been reported.
-    pub fn test(self, strict: bool) -> Result<(), Error> {
-        log::keep_all();
-        tracing::info!("{}", printable(&self.tree));
-        let report = Report::new(&self.path);
-        let (refused, remarks) = match Settings::read(&self.tree, unix_now()) {
-            Ok(settings) => (unresolved(&settings), settings.remarks),
-            Err(refusals) => (refusals.refused, refusals.remarks),
-        };
-        let mut errors = 0;
-        for remark in self.remarks.iter().chain(&remarks) {
-            report.remark(remark, strict);
-            errors += usize::from(strict);
-        }
-        for refused in &refused {
-            let stops = strict || !refused.at_start;
-            report.refused(refused, stops);
-            errors += usize::from(stops);
-        }
-        let path = self.path.display();
-        if errors > 0 {
-            tracing::error!("{path} is refused: {errors} error(s), see above");
-            return Err(Error::Reported);
-        }
-        tracing::info!("{path} is valid");
-        Ok(())
+    let handshakes = Arc::new(Handshakes::default());
+    let watched = controls.iter().map(SocketControl::try_clone).collect::<Result<_, _>>();
+    let watched = watched.map_err(start("Failed to start stats emitter"))?;
+    let renewals = Arc::new(RenewalHealth::default());
+    let metrics = Arc::new(Metrics::new(
+        &settings,
+        handle.clone(),
+        (Arc::clone(&handshakes), repairs, Arc::clone(&renewals), Arc::clone(&unmet)),
+        watched,
+    ));
+    let (metrics_of_link, unmet_of_link) = (Arc::clone(&metrics), Arc::clone(&unmet));
+    let link = Link { overlay: link, sockets: controls, subnets, metrics: metrics_of_link, unmet: unmet_of_link };
+    let enrolment = settings.operation.enrolment.clone();
+    let own = settings.pki.as_ref().map(|pki| pki.identity.clone());
+    let reloader = Reloader::new(loaded.path().to_owned(), loaded.tree(), settings, handle.clone(), link);
+    reloader.report_unreadable();
+    let reloader = Arc::new(Mutex::new(reloader));
+    if let (Some(folder), Some(own)) = (enrolment, own) {
+        let reloader = Arc::clone(&reloader);
+        let reload = move || reloader.lock().unwrap_or_else(PoisonError::into_inner).reload(unix_now()).is_ok();
+        Renewal::start(&folder, &own, Arc::clone(&renewals), reload).map_err(start("Failed to start a thread"))?;
     }
-
-    /// Reads all settings and reports everything that there is to say about them.
-    ///
-    /// # Errors
-    /// Returns an error if the node could not start with them; the reasons have been reported.
-    pub fn settings(&self) -> Result<Settings, Error> {
-        let report = Report::new(&self.path);
-        let read = Settings::read(&self.tree, unix_now());
-        let remarks = read.as_ref().map_or_else(|refusals| &refusals.remarks, |settings| &settings.remarks);
-        for remark in self.remarks.iter().chain(remarks) {
-            report.remark(remark, false);
-        }
-        read.map_err(|refusals| {
-            refusals.refused.iter().for_each(|refused| report.refused(refused, true));
-            Error::Reported
-        })
-    }
-
-    /// The file or folder of the configuration.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Runs the node until a signal stops it.
-    ///
-    /// # Errors
-    /// Returns an error if the node could not start, or if a device failed for good.
-    pub fn serve(self) -> Result<(), Error> {
-        let start = |message| move |error: std::io::Error| Error::Start { message, cause: errno::text(&error) };
-        let signals = Signals::block().map_err(start("Failed to set up signal handling"))?;
-        // The configuration parser recurses deeply; on its own thread, the stack is freed afterwards.
-        let thread = |error: std::io::Error| Error::Start {
-            message: "Failed to start a thread",
-            cause: format!("{} (clone3(2) must be allowed, or answered with ENOSYS)", errno::text(&error)),
-        };
-        let settings = std::thread::scope(|scope| {
-            let reading = std::thread::Builder::new().spawn_scoped(scope, || self.settings()).map_err(thread)?;
-            reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        })?;
-        let listen = listen_address(&settings.listen)?;
-        // While this is the only thread: with a second one, registering for membarrier(2) waits 10 ms in the kernel.
-        // `_files` removes the control sockets when this function returns, for whatever reason.
-        let repairs = Arc::new(Repairs::default());
-        let unmet = Arc::new(Unmet::default());
-        let Opened { driver, device, link, repair, controls, control, files: _files, udp } =
-            open(&settings, listen, &repairs, &unmet)?;
-        log_start(&settings, &device, udp);
-        let handle = driver.handle();
-        let subnets = Arc::new(Subnets::new(handle.clone(), settings.tun.routes.subnet_routes()));
-        if let Some(link) = link.as_ref().filter(|_| settings.tun.follow_system_routes) {
-            follow_system_routes(link, &settings, &subnets)?;
-        }
-        let handshakes = Arc::new(Handshakes::default());
-        let watched = controls.iter().map(SocketControl::try_clone).collect::<Result<_, _>>();
-        let watched = watched.map_err(start("Failed to start stats emitter"))?;
-        let renewals = Arc::new(RenewalHealth::default());
-        let metrics = Arc::new(Metrics::new(
-            &settings,
-            handle.clone(),
-            (Arc::clone(&handshakes), repairs, Arc::clone(&renewals), Arc::clone(&unmet)),
-            watched,
-        ));
-        let (metrics_of_link, unmet_of_link) = (Arc::clone(&metrics), Arc::clone(&unmet));
-        let link = Link { overlay: link, sockets: controls, subnets, metrics: metrics_of_link, unmet: unmet_of_link };
-        let enrolment = settings.operation.enrolment.clone();
-        let own = settings.pki.as_ref().map(|pki| pki.identity.clone());
-        let reloader = Reloader::new(self.path, &self.tree, settings, handle.clone(), link);
-        reloader.report_unreadable();
-        let reloader = Arc::new(Mutex::new(reloader));
-        if let (Some(folder), Some(own)) = (enrolment, own) {
-            let reloader = Arc::clone(&reloader);
-            let reload = move || reloader.lock().unwrap_or_else(PoisonError::into_inner).reload(unix_now()).is_ok();
-            Renewal::start(&folder, &own, Arc::clone(&renewals), reload).map_err(start("Failed to start a thread"))?;
-        }
-        let facts = Facts { device: device.clone(), udp, started: unix_now(), renewals, unmet };
-        let service = Arc::new(ControlService { handle: handle.clone(), reloader: Arc::clone(&reloader), facts });
-        #[cfg(feature = "ssh")]
-        service.reloader().attach(crate::host::ssh::Console::new(&service));
-        let signals = Arrived::of(signals).map_err(start("Failed to set up signal handling"))?;
-        let housekeeping =
-            Housekeeping { signals, control, service, reloader, metrics, handle: handle.clone(), repair };
-        run_attended(driver, housekeeping, &handshakes)?.map_err(|ended| match ended {
-            Ended::DeviceGone => Error::Running(gone(&device)),
-            Ended::Failed(cause) => Error::Running(cause),
-        })?;
-        tracing::info!(counters = counted(&handle), "Goodbye");
-        Ok(())
-    }
+    let facts = Facts { device: device.clone(), udp, started: unix_now(), renewals, unmet };
+    let service = Arc::new(ControlService { handle: handle.clone(), reloader: Arc::clone(&reloader), facts });
+    #[cfg(feature = "ssh")]
+    service.reloader().attach(crate::host::ssh::Console::new(&service));
+    let signals = Arrived::of(signals).map_err(start("Failed to set up signal handling"))?;
+    let housekeeping = Housekeeping { signals, control, service, reloader, metrics, handle: handle.clone(), repair };
+    run_attended(driver, housekeeping, &handshakes)?.map_err(|ended| match ended {
+        Ended::DeviceGone => Error::Running(gone(&device)),
+        Ended::Failed(cause) => Error::Running(cause),
+    })?;
+    tracing::info!(counters = counted(&handle), "Goodbye");
+    Ok(())
 }
 
 /// Explains that the device was removed. Sessions end with the device: a new device would need new sessions as well,
@@ -220,17 +110,6 @@ fn gone(device: &str) -> String {
     format!(
         "the tun device {device} was removed by somebody else; a new start makes another (Restart=always in the unit)"
     )
-}
-
-/// Advertised names that cannot be resolved. As in Go, this is an error with `-test`, though a start merely skips such
-/// names.
-fn unresolved(settings: &Settings) -> Vec<config::Refused> {
-    let key = "lighthouse.advertise_addrs";
-    let refused = |(name, error): (&str, names::Error)| {
-        let cause = format!("{key}: cannot look up {name}: {error}");
-        config::Refused::new("Failed to initialize lighthouse handler", cause).at(key)
-    };
-    names::unresolved(&settings.advertise).into_iter().map(refused).collect()
 }
 
 /// All non-zero counters by name.
@@ -262,7 +141,7 @@ fn run_attended(mut driver: Driver, housekeeping: Housekeeping, handshakes: &Han
         std::thread::Builder::new().name("housekeeping".to_owned()).spawn(|| housekeeping.run()).map_err(thread)?;
     notify::ready();
     // Returns when the node's own thread ends, which it does first.
-    events::log(received, handshakes);
+    events::log(received, |event| handshakes.note(event));
     let outcome = driver.run();
     // Any thread may notice the missing device first. Once it has ended, the device is gone in any case.
     if let Err(error) = outcome {
@@ -365,32 +244,6 @@ fn report_rivals(link: &OverlayLink) {
     }
 }
 
-/// Why the UDP socket on the underlay cannot be opened, and what to do.
-#[must_use]
-pub fn bind_failed(error: &std::io::Error, listen: SocketAddr) -> Error {
-    Error::Start {
-        message: "Failed to open udp listener",
-        cause: format!("unable to bind to socket: {} ({listen}){}", errno::text(error), bind_hint(error, listen)),
-    }
-}
-
-/// Suggests how to fix a failed bind.
-fn bind_hint(error: &std::io::Error, listen: SocketAddr) -> String {
-    match error.kind() {
-        std::io::ErrorKind::AddrInUse => format!(
-            ": another program has this port, `ss -ulnp sport = :{}` names it; if it is to stay, change listen.port",
-            listen.port()
-        ),
-        std::io::ErrorKind::AddrNotAvailable => {
-            format!(": {} is no address of this machine, see listen.host", listen.ip())
-        }
-        std::io::ErrorKind::PermissionDenied if (1..1024).contains(&listen.port()) => {
-            ": ports below 1024 need CAP_NET_BIND_SERVICE".to_owned()
-        }
-        _ => String::new(),
-    }
-}
-
 /// Capabilities that the node needs after start: a reload changes routes, MTU, marks and buffers, and may bind a low
 /// port.
 fn kept_capabilities(settings: &Settings) -> CapabilitySet {
@@ -422,21 +275,6 @@ pub(crate) fn apply_mark(controls: &[SocketControl], mark: u32) {
             tracing::error!(error = errno::text(&error), mark, "Failed to set listen.so_mark");
         }
     }
-}
-
-/// The address to bind; a host name is resolved.
-///
-/// # Errors
-/// Returns an error if the name has no address.
-pub fn listen_address(listen: &Listen) -> Result<SocketAddr, Error> {
-    if let Ok(ip) = listen.host.parse::<IpAddr>() {
-        return Ok(SocketAddr::new(ip, listen.port));
-    }
-    let refuse = |cause: String| Error::Start { message: "Failed to resolve listen.host", cause };
-    let found = names::look_up(&listen.host, NameFamily::Both, Duration::from_secs(5));
-    let found = found.map_err(|error| refuse(error.to_string()))?;
-    let first = found.first().ok_or_else(|| refuse(format!("{} has no address", listen.host)))?;
-    Ok(SocketAddr::new(*first, listen.port))
 }
 
 fn log_start(settings: &Settings, device: &str, udp: SocketAddr) {
@@ -485,41 +323,4 @@ fn describe(direction: &str, rule: &Rule) -> log::Structured {
         "proto": protocol,
         "startPort": first,
     }))
-}
-
-/// The merged tree as YAML, without an inline private key.
-fn printable(tree: &Value) -> String {
-    let mut tree = tree.clone();
-    if let Value::Map(root) = &mut tree
-        && let Some(Value::Map(pki)) = root.get_mut("pki")
-        && let Some(Value::String(key)) = pki.get_mut("key")
-        && key.contains("-----BEGIN")
-    {
-        "(inline key not shown)".clone_into(key);
-    }
-    tree.to_yaml()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_port_that_cannot_be_had_says_what_to_do() {
-        let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        let at = taken.local_addr().unwrap();
-        let elsewhere: SocketAddr = "192.0.2.1:4242".parse().unwrap();
-        for (listen, hint) in [(at, format!("sport = :{}", at.port())), (elsewhere, "see listen.host".to_owned())] {
-            let error = std::net::UdpSocket::bind(listen).unwrap_err();
-            assert!(bind_hint(&error, listen).contains(&hint), "{error}");
-        }
-    }
-
-    #[test]
-    fn an_inline_private_key_is_never_printed() {
-        let tree = config::parse("pki: {key: \"-----BEGIN NEBULA X25519 PRIVATE KEY-----\\nabc\", ca: /x}").unwrap();
-        let text = printable(&tree);
-        assert!(!text.contains("PRIVATE"), "{text}");
-        assert!(text.contains("ca: /x"), "{text}");
-    }
 }

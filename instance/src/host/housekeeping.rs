@@ -7,6 +7,9 @@ use std::time::{Duration, Instant};
 
 use nebula_cert::UnixTime;
 use nebula_core::io::Handle;
+use nebula_linux::clock::{now, unix_now};
+use nebula_linux::memory;
+use nebula_linux::signals::{Arrived, Signal, go_name};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::host::control::{ControlService, ControlSockets};
@@ -14,9 +17,6 @@ use crate::host::file_watch::FileWatch;
 use crate::host::link_repair::{DeviceGone, LinkRepair};
 use crate::host::reload::Reloader;
 use crate::host::unmet;
-use crate::linux::clock::{now, unix_now};
-use crate::linux::memory;
-use crate::linux::signals::{Arrived, Signal, go_name};
 use crate::metrics::Metrics;
 
 /// The daemon's housekeeping loop.

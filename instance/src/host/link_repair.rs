@@ -8,12 +8,12 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nebula_config::log;
+use nebula_linux::errno;
+use nebula_linux::link_events::{LinkEvents, News};
 use tracing::Level;
 
 use crate::host::rivals;
-use crate::linux::errno;
-use crate::linux::link_events::{LinkEvents, News};
-use crate::log;
 use crate::metrics::Repairs;
 use crate::overlay::link::{Loss, OverlayLink, interface_index};
 
@@ -222,7 +222,7 @@ const CALM: Duration = Duration::from_secs(120);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::linux::clock::now;
+    use nebula_linux::clock::now;
 
     #[test]
     fn the_first_repairs_come_soon_and_a_fight_slows_down() {

@@ -87,7 +87,7 @@ mod tests {
     use std::net::TcpListener;
 
     use super::*;
-    use crate::linux::clock;
+    use nebula_linux::clock;
 
     fn listen(address: std::net::SocketAddr) -> Option<impl FnOnce() -> io::Result<TcpListener>> {
         Some(move || TcpListener::bind(address))

@@ -6,15 +6,10 @@ pub mod daemon;
 mod dns;
 pub mod documents;
 mod file_watch;
-mod follower;
 mod housekeeping;
 mod link_repair;
 mod listener_slot;
 mod reload;
-pub mod reloaded;
-pub mod renewal;
-pub mod renewal_health;
-mod report;
 mod rivals;
 #[cfg(feature = "ssh")]
 mod ssh;

@@ -5,21 +5,21 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use nebula_cert::UnixTime;
+use nebula_config::names::NameWatch;
+use nebula_config::reloaded::{self, Reloaded, check_identity, needs_restart};
+use nebula_config::report::Report;
+use nebula_config::{Listen, Settings, Value};
 use nebula_core::Part;
 use nebula_core::io::{Handle, SocketControl};
+use nebula_linux::{clock, errno};
 
-use crate::config::{self, Listen, Settings, Value};
 use crate::host::account;
 use crate::host::dns::{self, HostResolver, Registered, Resolving, Served};
 use crate::host::file_watch::{self, Stamp};
 use crate::host::listener_slot::{ListenerSlot, Missing};
-use crate::host::reloaded::{self, Reloaded, check_identity, needs_restart};
-use crate::host::report::Report;
 use crate::host::subnets::Subnets;
 use crate::host::unmet::Unmet;
-use crate::linux::{clock, errno};
 use crate::metrics::{Emitter, Metrics};
-use crate::names::NameWatch;
 use crate::overlay::lan;
 use crate::overlay::link::OverlayLink;
 
@@ -71,7 +71,7 @@ impl Reloader {
     /// Creates the reloader of a node that runs with `current`, read from `path`.
     #[must_use]
     pub(crate) fn new(path: PathBuf, tree: &Value, current: Settings, handle: Handle, link: Link) -> Self {
-        let credentials = config::credential_files(tree);
+        let credentials = nebula_config::credential_files(tree);
         let mut reloader = Self {
             path,
             started_with: Box::new(current.clone()),
@@ -131,7 +131,7 @@ impl Reloader {
     /// Every file that the settings were read from.
     #[must_use]
     pub(crate) fn files(&self) -> Vec<PathBuf> {
-        let mut files = config::files(&self.path);
+        let mut files = nebula_config::files(&self.path);
         files.extend_from_slice(&self.credentials);
         files
     }
@@ -171,7 +171,7 @@ impl Reloader {
     /// What a reload would say about the files as they are now: errors, then remarks.
     #[must_use]
     pub(crate) fn on_disk(&self, now: UnixTime) -> (Vec<String>, Vec<String>) {
-        let (tree, merged) = match config::load(&self.path) {
+        let (tree, merged) = match nebula_config::load(&self.path) {
             Ok(loaded) => loaded,
             Err(error) => return (vec![error.to_string()], Vec::new()),
         };
@@ -188,7 +188,7 @@ impl Reloader {
         let loaded = reloaded::load(&self.path)?;
         // Even if the configuration is refused: these files are watched, and fixing one of them may fix the
         // configuration.
-        self.credentials = config::credential_files(&loaded.0);
+        self.credentials = nebula_config::credential_files(&loaded.0);
         let reloaded = Reloaded::of(&self.path, loaded, &self.current, now)?;
         let (stats, dns) = (self.current.stats.clone(), Served::of(&self.current));
         let resolving = Resolving::of(&self.current);

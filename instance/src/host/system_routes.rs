@@ -10,13 +10,13 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use nebula_cni_contract::netlink::{self, Message};
 use nebula_core::config::Gateway;
+use nebula_linux::next_hop::NextHop;
+use nebula_linux::rtnetlink::RTMSG;
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::socket::{MsgFlags, SockProtocol, recv, send};
 
 use crate::host::subnets::Subnets;
-use crate::linux::next_hop::NextHop;
-use crate::linux::rtnetlink::RTMSG;
 
 /// What a route must lead to in order to be followed.
 #[derive(Debug, Clone)]

@@ -108,7 +108,7 @@ const RECENT: Duration = Duration::from_secs(600);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::linux::clock::now;
+    use nebula_linux::clock::now;
 
     fn full(unmet: &Unmet, now: Instant) -> Option<FullFlowTable> {
         unmet.document(now).full_flow_table

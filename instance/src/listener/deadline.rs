@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use crate::linux::clock::now;
+use nebula_linux::clock::now;
 
 /// A stream whose reads and writes share one deadline; a socket's own timeout restarts with every call.
 #[derive(Debug)]

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
+use nebula_config::names;
+use nebula_config::{HostTarget, NameFamily};
+use nebula_linux::clock::unix_now;
+
 use super::{HALF_OPEN, Kind, Metrics, REPAIRS, Reading};
-use crate::config::{HostTarget, NameFamily};
-use crate::linux::clock::unix_now;
-use crate::names;
 
 /// Sends metrics until it is dropped.
 #[derive(Debug)]

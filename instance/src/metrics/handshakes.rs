@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use nebula_core::Event;
+
 /// Written by the thread that logs events, read by the one that sends metrics.
 #[derive(Debug, Default)]
 pub(crate) struct Handshakes {
@@ -32,6 +34,15 @@ pub(crate) struct Summary {
 const MAX_SAMPLES: usize = 1028;
 
 impl Handshakes {
+    /// Counts what ended.
+    pub(crate) fn note(&self, event: &Event) {
+        match event {
+            Event::TunnelUp { initiator: true, took, .. } => self.completed(*took),
+            Event::HandshakeTimedOut { .. } => self.timed_out(),
+            _ => {}
+        }
+    }
+
     pub(crate) fn completed(&self, took: Duration) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.completed += 1;

@@ -11,18 +11,18 @@ mod prometheus;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use handshakes::Summary;
 use nebula_cert::{Identity, UnixTime, Version};
+use nebula_config::go::firewall_hash;
+use nebula_config::{Settings, Sink, Stats};
 use nebula_core::io::{Handle, SocketControl};
 use nebula_core::{GatewayStatus, TunnelStatus};
+use nebula_enrolment::renewal_health::RenewalHealth;
+use nebula_linux::clock;
+
+use crate::host::unmet::Unmet;
 
 pub(crate) use handshakes::Handshakes;
-
-use crate::config::{Settings, Sink, Stats};
-use crate::go::firewall_hash;
-use crate::host::renewal_health::RenewalHealth;
-use crate::host::unmet::Unmet;
-use crate::linux::clock;
-use handshakes::Summary;
 
 /// Where the numbers come from.
 #[derive(Debug)]

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nebula_cert::listener::{Place, Places, Source};
+use nebula_config::names;
 use nebula_core::{GatewayStatus, TunnelStatus};
+use nebula_linux::clock::unix_now;
 
 use super::{HALF_OPEN, Metrics, REPAIRS, Reading, help};
-use crate::linux::clock::unix_now;
 use crate::listener::http::{self, Answer, Received, Request};
 use crate::listener::until_stopped::{self, Running, Stopped};
-use crate::names;
 
 /// Serves metrics until it is dropped.
 #[derive(Debug)]

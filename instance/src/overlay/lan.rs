@@ -6,9 +6,8 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use nebula_cni_contract::netlink;
+use nebula_config::TunSettings;
 use nix::libc;
-
-use crate::config::TunSettings;
 
 /// A network of a link that is led into the overlay.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,14 +4,13 @@ use std::io;
 use std::path::Path;
 
 use ipnet::IpNet;
+use nebula_config::TunSettings;
 use nebula_core::io::Tun;
+use nebula_linux::netns::Namespace;
+pub use nebula_linux::rtnetlink::LinkRoute;
+use nebula_linux::rtnetlink::{Kernel, LinkState, MAIN_TABLE};
 use nix::errno::Errno;
 use nix::libc;
-
-use crate::config::TunSettings;
-use crate::linux::netns::Namespace;
-pub use crate::linux::rtnetlink::LinkRoute;
-use crate::linux::rtnetlink::{Kernel, LinkState, MAIN_TABLE};
 
 /// The wanted state of a link.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,7 +50,7 @@ pub(crate) type Restored = (Loss, io::Result<()>);
 pub enum Error {
     /// The namespace cannot be entered.
     #[error(transparent)]
-    Namespace(#[from] crate::linux::netns::Error),
+    Namespace(#[from] nebula_linux::netns::Error),
     /// No netlink socket can be opened.
     #[error("cannot open a netlink socket")]
     Socket(#[source] io::Error),

@@ -1,7 +1,4 @@
-//! What both products need around a tunnel: the device's addresses and routes, and log lines of events.
+//! What both products need around a tunnel: the device, its addresses and its routes.
 
-pub(crate) mod cause;
-mod denied;
-pub mod events;
 pub(crate) mod lan;
 pub mod link;

@@ -14,18 +14,17 @@ use ipnet::IpNet;
 use nebula_cert::{CaPool, Identity};
 use nebula_cni_contract::launch::LaunchSpec;
 use nebula_cni_contract::netlink::route::answer_from;
+use nebula_config::log::events;
+use nebula_config::names::{self, NameWatch};
+use nebula_config::{Settings, StaticHosts};
 use nebula_core::firewall::Policy;
 use nebula_core::io::{Driver, Handle, Options, Tun, UdpSocket};
+use nebula_linux::errno;
+use nebula_linux::memory;
+use nebula_linux::netns::{Namespace, NamespaceExecutor};
+use nebula_linux::rtnetlink::{Kernel, MAIN_TABLE};
 use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
 
-use crate::config::{Settings, StaticHosts};
-use crate::linux::errno;
-use crate::linux::memory;
-use crate::linux::netns::{Namespace, NamespaceExecutor};
-use crate::linux::rtnetlink::{Kernel, MAIN_TABLE};
-use crate::metrics::Handshakes;
-use crate::names::{self, NameWatch};
-use crate::overlay::events;
 use crate::overlay::link::{self, LinkRoute, OverlayLink, interface_index};
 use crate::pod::capture::{self, ClusterDirectory, Equipment};
 use crate::pod::error::Error;
@@ -193,7 +192,7 @@ impl DataPath {
         let received = driver.take_events();
         spawn("driver", move || {
             // Returns when the node's own thread ends, which is the first to do so.
-            events::log(received, &Handshakes::default());
+            events::log(received, |_| {});
             ended(driver.run());
         })?;
         let names = settings.static_hosts.has_names().then(|| watch_names(&settings.static_hosts, &handle));

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use nebula_cert::{Identity, UnixTime, issuance};
 use nebula_cni_contract::launch::LaunchSpec;
+use nebula_enrolment::ca_client::{self, CaClient, Issued, Prover, Refusal};
 
-use crate::ca_client::{self, CaClient, Issued, Prover, Refusal};
 use crate::handoff::Delivery;
 use crate::handoff::server::{HandoffServer, Nobody};
 

@@ -2,11 +2,10 @@
 
 use std::path::Path;
 
+use nebula_cert::with_causes;
 use nebula_cni_contract::launch::StartError;
-
-use crate::ca_client::Refusal;
-use crate::causes::with_causes;
-use crate::linux::errno;
+use nebula_enrolment::ca_client::Refusal;
+use nebula_linux::errno;
 
 /// Why an instance failed.
 #[derive(Debug, thiserror::Error)]

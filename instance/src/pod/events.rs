@@ -7,15 +7,15 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
+use nebula_enrolment::ca_client::{self, TrustAnswer};
+use nebula_linux::errno;
+use nebula_linux::folder_watch::FolderWatch;
+use nebula_linux::rtnetlink::LinkWatch;
+use nebula_linux::signals::{Arrived, Signal, Signals};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
 
-use crate::ca_client::{self, TrustAnswer};
-use crate::linux::errno;
-use crate::linux::folder_watch::FolderWatch;
-use crate::linux::rtnetlink::LinkWatch;
-use crate::linux::signals::{Arrived, Signal, Signals};
 use crate::pod::enrolment::Outcome;
 use crate::pod::status_socket::StatusSocket;
 

@@ -8,10 +8,10 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use nebula_cni_contract::launch::{Isolate, LaunchSpec, Underlay, ca_address};
 use nebula_cni_contract::netlink::nftables::{Family, Hook, Match, Rule, Table};
+use nebula_linux::errno;
+use nebula_linux::netns::Namespace;
 use nix::libc;
 
-use crate::linux::errno;
-use crate::linux::netns::Namespace;
 use crate::pod::error::Error;
 
 /// Isolates the pod in `namespace` if its launch spec asks for it. `port` is the UDP port of the tunnel.

@@ -9,12 +9,11 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use aws_lc_rs::digest::{SHA256, digest};
 use nebula_cert::issuance::{Reply, Trust};
 use nebula_cert::{Identity, PrivateKey, UnixTime};
+use nebula_enrolment::ca_client::{Issued, accept};
+use nebula_linux::notify;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 use zeroize::{Zeroize, Zeroizing};
-
-use crate::ca_client::{Issued, accept};
-use crate::linux::notify;
 
 /// The file, and what is in it.
 #[derive(Debug)]

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nebula_cni_contract::launch::{self, LaunchSpec, contract_hash};
+use nebula_linux::errno;
 use nix::fcntl::{Flock, FlockArg};
 
-use crate::linux::errno;
 use crate::pod::error::{Cause, Error};
 
 /// A launch file in use. A second instance of the same pod waits briefly for this value to be dropped.

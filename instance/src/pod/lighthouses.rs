@@ -4,8 +4,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use nebula_cert::issuance::Lighthouses;
-
-use crate::config::{Settings, StaticHosts, usable_lighthouses};
+use nebula_config::{Settings, StaticHosts, usable_lighthouses};
 
 /// What the chain's entry says, to which announcements are added.
 #[derive(Debug)]
@@ -43,7 +42,7 @@ impl Configured {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Value;
+    use nebula_config::Value;
 
     fn announced(list: &[(&str, &str)]) -> Lighthouses {
         list.iter().map(|(address, endpoint)| (address.parse().unwrap(), vec![(*endpoint).to_owned()])).collect()

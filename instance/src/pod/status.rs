@@ -12,12 +12,12 @@ use nebula_cni_contract::instance_status::{
     TableState, Trouble, Tunnel,
 };
 use nebula_cni_contract::launch::{Flow, LaunchSpec};
+use nebula_config::log::cause;
 use nebula_core::TunnelStatus;
 use nebula_core::counters::Direction;
 use nebula_core::diagnosis::Diagnosis;
 use nebula_core::io::Handle;
 
-use crate::overlay::cause;
 use crate::pod::capture::TableReport;
 
 /// The state to report; the owner of the tunnel keeps it up to date.
@@ -360,7 +360,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_pod_tells_what_went_wrong_lately() {
-        let now = crate::linux::clock::now();
+        let now = nebula_linux::clock::now();
         let attempt = Attempt {
             peer: [10, 42, 0, 9].into(),
             since: now,

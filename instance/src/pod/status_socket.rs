@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use nebula_linux::clock::since_epoch;
 use nix::sys::stat::{Mode, umask};
 
-use crate::linux::clock::since_epoch;
 use crate::listener::deadline::DeadlineStream;
 use crate::listener::http::{self, Answer, Received};
 use crate::pod::status::{Shared, Snapshot};

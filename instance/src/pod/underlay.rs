@@ -4,10 +4,10 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 
 use nebula_cni_contract::launch::{LaunchSpec, port_at};
+use nebula_config::Settings;
 use nebula_core::io::UdpSocket;
+use nebula_linux::netns::Namespace;
 
-use crate::config::Settings;
-use crate::linux::netns::Namespace;
 use crate::pod::error::Error;
 
 /// Binds a free port of the range, in `namespace`. An instance that starts again for the same pod gets the same port if
@@ -50,8 +50,8 @@ fn bind_in_range(spec: &LaunchSpec, settings: &Settings) -> Result<(Vec<UdpSocke
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Value;
     use crate::pod::launch_file::tests::launch;
+    use nebula_config::Value;
 
     #[test]
     fn a_taken_port_is_passed_over_and_a_full_range_is_named() {

@@ -123,7 +123,7 @@ impl Town {
         let every = json!([{ "port": "any", "proto": "any", "host": "any" }]);
         let mut spec = json!({
             "version": 1, "network": "capture", "container_id": pod, "ifname": "eth0",
-            "netns": netns, "netns_id": nebula_instance::linux::netns::identity(netns.as_ref()).expect("the namespace"),
+            "netns": netns, "netns_id": nebula_linux::netns::identity(netns.as_ref()).expect("the namespace"),
             "pod": { "namespace": "shop", "name": pod, "uid": format!("uid-{pod}") },
             "pod_address": address, "device": "nebula0", "mode": "strict", "overlay": ["10.244.0.0/16"],
             "capture": {

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nebula_cert::Certificate;
-use nebula_instance::config::Value;
+use nebula_config::Value;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -79,7 +79,7 @@ fn whom_the_ca_blocks_is_kept_in_the_folder_of_another_daemons_configuration() {
     let (code, said) = enrol_with(&folder, &[&flags[..], &[other.as_os_str()]].concat());
     assert!(code == Some(0) && said.contains("go.d/nebula-enrol.yml"), "{said}");
     let blocked = || {
-        let (tree, _) = nebula_instance::config::load(&other).unwrap();
+        let (tree, _) = nebula_config::load(&other).unwrap();
         let Some(Value::List(items)) = tree.at("pki.blocklist") else { panic!("{}", tree.to_yaml()) };
         items.iter().map(|item| item.text().unwrap().into_owned()).collect::<Vec<_>>()
     };

@@ -87,7 +87,7 @@ impl Host {
 fn pair(folder: &Path, key: &str) -> Option<Identity> {
     let identity = Identity::read(folder.join("host.crt"), folder.join(key)).ok()?;
     let bundle = CaPool::from_pem(&std::fs::read(folder.join("ca.crt")).expect("the bundle")).expect("a bundle");
-    let now = nebula_instance::linux::clock::unix_now();
+    let now = nebula_linux::clock::unix_now();
     bundle.verify(identity.primary().clone(), now).expect("the bundle trusts the certificate");
     Some(identity)
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use aws_lc_rs::digest::{SHA256, digest};
 use nebula_cert::issuance::{Proof, Reply, Request, Trust};
 use nebula_cert::{Certificate, Curve, HostKey, JoinToken, SigningKey, Template, public_key_from_pem};
-use nebula_instance::linux::clock::unix_now;
+use nebula_linux::clock::unix_now;
 use rustls::pki_types::PrivateKeyDer;
 use rustls::server::ParsedCertificate;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};

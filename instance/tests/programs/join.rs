@@ -11,9 +11,9 @@ use std::process::Output;
 use std::time::{Duration, Instant};
 
 use nebula_cert::{Identity, JoinToken};
-use nebula_instance::enrol::limits::Limits;
-use nebula_instance::enrol::{self, Files};
-use nebula_instance::linux::clock::unix_now;
+use nebula_enrolment::enrol::limits::Limits;
+use nebula_enrolment::enrol::{self, Files};
+use nebula_linux::clock::unix_now;
 use nix::sys::signal::Signal;
 use serde_json::json;
 use world::cluster::{Cluster, LIGHTHOUSE, binary, capabilities};

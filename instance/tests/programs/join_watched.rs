@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nebula_cert::{Identity, JoinToken, PrivateKey};
-use nebula_instance::ca_client::{CaClient, Prover};
-use nebula_instance::linux::clock::unix_now;
+use nebula_enrolment::ca_client::{CaClient, Prover};
+use nebula_linux::clock::unix_now;
 use nix::pty::{OpenptyResult, openpty};
 use nix::sys::termios::{LocalFlags, tcgetattr};
 

@@ -15,8 +15,8 @@ use nebula_cert::CaPool;
 use nebula_cert::issuance::Pod;
 use nebula_cni_contract::labels::{Answer, LabelSource, Program, Question};
 use nebula_cni_contract::launch::CaAccess;
-use nebula_instance::ca_client::{CaClient, Error, Issued, Prover};
-use nebula_instance::linux::netns::NamespaceExecutor;
+use nebula_enrolment::ca_client::{CaClient, Error, Issued, Prover};
+use nebula_linux::netns::NamespaceExecutor;
 use serde_json::{Value, json};
 use world::cluster::{binary, tool};
 use world::{World, run};
@@ -139,7 +139,7 @@ impl Asker {
         let (namespace, access) = (self.namespace.clone(), self.access.clone());
         let asked = std::thread::spawn(move || {
             world::enter(&namespace);
-            let now = nebula_instance::linux::clock::unix_now();
+            let now = nebula_linux::clock::unix_now();
             CaClient::new(access, NamespaceExecutor::Here).request(&[prover], Duration::from_secs(10), now)
         });
         asked.join().expect("the question ends")

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use nebula_cert::issuance::{NODE_CREDENTIAL_PATH, NodeCredential, Pod};
 use nebula_cni_contract::launch::CaAccess;
-use nebula_instance::ca_client::{CaClient, Error, Prover};
-use nebula_instance::linux::clock::unix_now;
-use nebula_instance::linux::netns::NamespaceExecutor;
+use nebula_enrolment::ca_client::{CaClient, Error, Prover};
+use nebula_linux::clock::unix_now;
+use nebula_linux::netns::NamespaceExecutor;
 
 use serde_json::{Value, json};
 

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use nebula_cni_contract::launch::LaunchSpec;
 use nebula_cni_plugin::supervisor::process::with_arguments;
-use nebula_instance::linux::confinement::{self, Confinement, Missing};
+use nebula_linux::confinement::{self, Confinement, Missing};
 use nix::errno::Errno;
 use nix::libc::{self, c_long};
 use nix::sys::resource::{Resource, setrlimit};

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use nebula_cert::listener::Source;
-use nebula_instance::log;
+use nebula_config::log;
 use tokio::net::TcpStream;
 use tracing::Level;
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nebula_cert::listener::{Places, Source};
-use nebula_instance::log;
+use nebula_config::log;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;

@@ -10,9 +10,8 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use nebula_core::internals::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
+use nebula_linux::clock::now;
 use nix::sys::socket::{setsockopt, sockopt};
-
-use crate::linux::clock::now;
 
 /// The outcome of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,11 +2,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use nebula_config::LogLevel;
 use serde_json::Value;
 
 use super::flow::Flow;
 use super::refusal::Refusal;
-use crate::config::LogLevel;
 
 /// A validated request.
 #[derive(Debug, PartialEq, Eq)]

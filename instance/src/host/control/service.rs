@@ -5,9 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nebula_cert::{UnixTime, Version};
+use nebula_config::Settings;
+use nebula_config::log;
 use nebula_core::TunnelStatus;
 use nebula_core::counters::Direction;
 use nebula_core::io::Handle;
+use nebula_enrolment::renewal_health::RenewalHealth;
+use nebula_linux::clock::{now, unix_now};
+use nebula_linux::kernel_view;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -16,18 +21,13 @@ use super::facts::{self, Sources};
 use super::flow::Flow;
 use super::refusal::Refusal;
 use super::request::Request;
-use crate::config::Settings;
 use crate::host::dns::Registered;
 use crate::host::documents::{
     self, Certificates, Closed, Configuration, Gateways, Identity, Known, LastReload, Level, Lighthouse, Peers, Status,
     Trace, TunnelOfPeer, Tunnels,
 };
 use crate::host::reload::Reloader;
-use crate::host::renewal_health::RenewalHealth;
 use crate::host::unmet::Unmet;
-use crate::linux::clock::{now, unix_now};
-use crate::linux::kernel_view;
-use crate::log;
 
 /// Answers the requests of the control socket and the console.
 #[derive(Debug)]

@@ -12,15 +12,15 @@ use std::time::Duration;
 
 use nebula_cert::listener::{Place, Places, Source};
 use nebula_cert::visible_json;
+use nebula_config::{ControlPath, Whois};
+use nebula_linux::{errno, memory};
 use nix::sys::stat::{Mode, umask};
 use serde_json::{Value, json};
 
 use super::ControlService;
 use super::refusal::Refusal;
 use super::request::Request;
-use crate::config::{ControlPath, Whois};
 use crate::host::account::{self, Account};
-use crate::linux::{errno, memory};
 use crate::listener::deadline::DeadlineStream;
 
 /// A listening control socket.

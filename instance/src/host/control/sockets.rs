@@ -5,13 +5,14 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use nebula_config::{ControlPath, Operation, Whois};
+use nebula_linux::clock;
+
 use super::ControlService;
 use super::socket::{ControlSocket, SocketFile};
-use crate::config::{ControlPath, Operation, Whois};
 use crate::host::account::Account;
 use crate::host::listener_slot::ListenerSlot;
 use crate::host::unmet::Unmet;
-use crate::linux::clock;
 
 /// The control socket and the one for whois, as far as they are configured.
 #[derive(Debug)]

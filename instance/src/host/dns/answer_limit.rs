@@ -105,7 +105,7 @@ mod tests {
     const STRANGER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7));
 
     fn now() -> Instant {
-        crate::linux::clock::now()
+        nebula_linux::clock::now()
     }
 
     #[test]

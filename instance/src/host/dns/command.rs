@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use crate::linux::clock;
+use nebula_linux::clock;
 
 /// Why a command did not do what it was asked for.
 #[derive(Debug, thiserror::Error)]

@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 use hickory_resolver::proto::rr::RecordType;
 use ipnet::IpNet;
+use nebula_config::names;
+use nebula_config::{Dns, Settings};
 use nebula_core::io::Handle;
+use nebula_linux::clock;
 
 use super::answer_limit::Asker;
 use super::message::{Answer, Query};
 use super::records::{Host, Records};
 use super::server::{Responder, Server, Sockets};
-use crate::config::{Dns, Settings};
-use crate::linux::clock;
-use crate::names;
 
 /// What a server is started with.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,11 +11,11 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use nebula_linux::clock;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::command::{self, POLL, run};
 use super::registration::Registration;
-use crate::linux::clock;
 
 /// Why openresolv was not told.
 #[derive(Debug, thiserror::Error)]

@@ -14,14 +14,14 @@ use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::net::{DnsError, NetError};
 use hickory_resolver::proto::rr::{Name, RecordType};
 use ipnet::IpNet;
+use nebula_config::{Resolver, Settings};
+use nebula_linux::clock;
 
 use super::answer_limit::Asker;
 use super::message::{Answer, Query};
 use super::registration::{Registered, Registration};
 use super::reverse;
 use super::server::{Responder, Server, Sockets};
-use crate::config::{Resolver, Settings};
-use crate::linux::clock;
 
 /// What a resolver is started with.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use hickory_resolver::proto::op::ResponseCode;
 use nebula_cert::listener::{Places, Source};
+use nebula_config::log;
+use nebula_linux::clock;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::Notify;
@@ -17,9 +19,7 @@ use tracing::Level;
 
 use super::answer_limit::{AnswerLimit, Asker, Limit};
 use super::message::{Answer, Query};
-use crate::linux::clock;
 use crate::listener::until_stopped::{self, Running, Stopped};
-use crate::log;
 
 /// Answers queries until it is dropped.
 #[derive(Debug)]

@@ -23,6 +23,6 @@ pub use peer::{
     Attempt, Endpoint, Found, Known, LighthouseAnswer, PeerFacts, PeerTunnel, Probe, Refusal, RelayHop, RelayTunnel,
     Reported, Tried, Unheard,
 };
-pub use status::{FullFlowTable, LastReload, Lighthouse, MissingListener, OfferedRelay, Renewal, Status, Unmet};
+pub use status::{FullFlowTable, LastReload, Lighthouse, MissingListener, OfferedRelay, Status, Unmet};
 pub use trace::{Captured, Conntrack, Ends, FirewallVerdict, KernelRoute, NearestRule, NumberedRule, Route, Trace};
 pub use tunnel::{Closed, Gateway, Gateways, Level, Path, Peers, Tunnel, TunnelOfPeer, Tunnels};

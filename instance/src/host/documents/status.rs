@@ -1,5 +1,6 @@
 //! The answer to `status`.
 
+use nebula_enrolment::renewal_health::RenewalState;
 use serde::{Deserialize, Serialize};
 
 use super::Facts;
@@ -66,7 +67,7 @@ pub struct Unmet {
     pub at_next_start: Vec<String>,
     pub full_flow_table: Option<FullFlowTable>,
     /// Absent on a host that does not renew its certificate by itself.
-    pub enrolment: Option<Renewal>,
+    pub enrolment: Option<RenewalState>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,17 +86,6 @@ pub struct FullFlowTable {
     /// Packets of new flows.
     pub refused: u64,
     pub seconds_ago: u64,
-}
-
-/// Whether the certificate of an enrolled host is renewed.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Renewal {
-    /// Absent if it is, like the fields below.
-    pub failing_seconds: Option<u64>,
-    pub error: Option<String>,
-    /// Of the CA's refusal.
-    pub code: Option<String>,
 }
 
 /// A relay that lighthouses offered to this host.

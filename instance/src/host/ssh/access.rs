@@ -4,10 +4,9 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use nebula_cert::UnixTime;
+use nebula_config::Sshd;
 use russh::keys::ssh_key::public::KeyData;
 use russh::keys::{Certificate, HashAlg};
-
-use crate::config::Sshd;
 
 /// Whether this key may log in as `user`.
 pub(super) fn key_may(sshd: &Sshd, user: &str, key: &KeyData) -> bool {

@@ -5,14 +5,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Component, Path, PathBuf};
 
 use nebula_cert::{Version, go_json};
+use nebula_config::log;
+use nebula_config::{LogFormat, LogLevel};
 use nebula_core::lighthouse::KnownEndpoints;
 use nebula_core::{Node, PendingStatus, RelayState, RelayStatus, TunnelStatus};
 use serde_json::{Map, Value, json};
 
 use super::commands::{Form, Question};
-use crate::config::{LogFormat, LogLevel};
 use crate::host::control::{ControlService, Request};
-use crate::log;
 
 /// One line of text that explains why a command has no other answer.
 #[derive(Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! The console's commands: their names and flags, and what a typed line requests.
 
-use crate::go::flags::{self, Flag, Parsed};
+use nebula_config::go::flags::{self, Flag, Parsed};
 
 use super::words;
 

@@ -17,12 +17,12 @@ use std::sync::{Arc, Weak};
 use std::thread::Builder;
 use std::time::Instant;
 
+use nebula_config::Sshd;
+use nebula_linux::clock;
 use tokio::sync::oneshot;
 
-use crate::config::Sshd;
 use crate::host::control::ControlService;
 use crate::host::listener_slot::{ListenerSlot, Missing};
-use crate::linux::clock;
 
 /// The console as configured. Dropping it ends all sessions.
 #[derive(Debug)]

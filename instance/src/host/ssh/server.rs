@@ -8,6 +8,10 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use nebula_cert::listener::{Place, Places, Source};
+use nebula_config::Sshd;
+use nebula_config::log;
+use nebula_config::names;
+use nebula_linux::clock::unix_now;
 use russh::keys::ssh_key::public::KeyData;
 use russh::keys::{Certificate, HashAlg};
 use russh::server::{
@@ -20,11 +24,7 @@ use tracing::Level;
 
 use super::access;
 use super::session::{self, Context, IDLE_TIMEOUT};
-use crate::config::Sshd;
 use crate::host::control::ControlService;
-use crate::linux::clock::unix_now;
-use crate::log;
-use crate::names;
 
 /// State shared by all connections.
 #[derive(Debug)]

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use nebula_config::Sshd;
 use russh::server::{Handle, Msg};
 use russh::{Channel, ChannelMsg, Disconnect};
 use tokio::time::{sleep, timeout};
@@ -10,7 +11,6 @@ use tokio::time::{sleep, timeout};
 use super::answers;
 use super::commands::{self, Wish};
 use super::terminal::{MAX_LINE_BYTES, Terminal, Typed};
-use crate::config::Sshd;
 use crate::host::control::{ControlService, Request};
 
 /// What the commands of all sessions need.

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use nebula_cni_contract::launch::{LaunchSpec, MARK};
 use nebula_core::io::Bypass;
+use nebula_linux::errno;
+use nebula_linux::netns::Namespace;
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, setsockopt, socket, sockopt};
 
-use crate::linux::errno;
-use crate::linux::netns::Namespace;
 use crate::pod::error::Error;
 
 /// Opens raw sockets in the pod's namespace, one of each family of the pod's addresses, bound to the pod's interface.

@@ -7,10 +7,9 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use nebula_cni_contract::netlink;
 use nebula_core::{FlowKey, protocol};
+use nebula_linux::netns::Namespace;
 use nix::libc;
 use nix::sys::socket::SockProtocol;
-
-use crate::linux::netns::Namespace;
 
 /// Flows of connected TCP and UDP sockets in the pod whose other end is in `ranges` or has one of `ports`, first to
 /// last. Those that cannot be listed count as none: then only what the pod itself sends next finds its endpoint

@@ -19,11 +19,11 @@ use nebula_cni_contract::launch::{self, LaunchSpec};
 use nebula_core::Config;
 use nebula_core::capture::OpenedBefore;
 use nebula_core::io::{Bypass, Options};
+use nebula_linux::folder_watch::FolderWatch;
+use nebula_linux::netns::Namespace;
 pub(crate) use routes::routes;
 use table_file::TableFile;
 
-use crate::linux::folder_watch::FolderWatch;
-use crate::linux::netns::Namespace;
 use crate::pod::error::Error;
 
 /// What an instance knows about its pod's cluster, and from where.

@@ -4,8 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use nebula_cni_contract::launch::{LaunchSpec, NODE_PORT_TABLE, ROUTE_TABLE};
-
-use crate::linux::rtnetlink::LinkRoute;
+use nebula_linux::rtnetlink::LinkRoute;
 
 /// Routes for all that is captured, and for the rest of the overlay, in the table that the rule of the plugin leads to.
 /// The device has no address, so they name the pod's own one as the source. The same routes without the device, which

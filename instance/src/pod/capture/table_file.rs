@@ -8,10 +8,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 use nebula_cni_contract::cluster_table::{self, Layout, MAX_BYTES, Table};
+use nebula_linux::errno;
+use nebula_linux::mapped_file::MappedFile;
 use nix::libc;
-
-use crate::linux::errno;
-use crate::linux::mapped_file::MappedFile;
 
 /// A table in memory that all instances of the node share.
 #[derive(Debug)]

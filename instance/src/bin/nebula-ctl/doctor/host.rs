@@ -1,8 +1,9 @@
 //! Finds problems of this host itself: certificate, clock, device, routes, lighthouses, configuration.
 
+use nebula_enrolment::renewal_health::RenewalState;
 use nebula_instance::host::documents::{
-    Clock, Configuration, Facts, Host, Link, NetworkRoute, OfferedRelay, RegisteredNames, Renewal, ReplacedRoute,
-    Status, TrustedCa, UnderlayPath, Unmet, Validity,
+    Clock, Configuration, Facts, Host, Link, NetworkRoute, OfferedRelay, RegisteredNames, ReplacedRoute, Status,
+    TrustedCa, UnderlayPath, Unmet, Validity,
 };
 
 use super::{Finding, known, span};
@@ -205,7 +206,7 @@ fn certificate(certificate: &Validity, renews_itself: bool, clocks: &[Clock]) ->
 }
 
 /// An enrolled host that cannot renew its certificate.
-fn renewal(enrolment: &Renewal) -> Option<Finding> {
+fn renewal(enrolment: &RenewalState) -> Option<Finding> {
     let failing = enrolment.failing_seconds?.try_into().unwrap_or(i64::MAX);
     let error = known(&enrolment.error);
     if enrolment.code.as_deref() == Some("certificate_revoked") {

@@ -1,6 +1,7 @@
 //! The answer to `status`.
 
-use nebula_instance::host::documents::{OfferedRelay, Renewal, Status};
+use nebula_enrolment::renewal_health::RenewalState;
+use nebula_instance::host::documents::{OfferedRelay, Status};
 
 use super::{expiry, fields, list, milliseconds, optional, or_dash, percent, span, table};
 
@@ -56,7 +57,7 @@ fn flows(answer: &Status) -> String {
     }
 }
 
-fn renewal(renewal: &Renewal) -> String {
+fn renewal(renewal: &RenewalState) -> String {
     match renewal.failing_seconds {
         None => "by itself".to_owned(),
         Some(seconds) => {

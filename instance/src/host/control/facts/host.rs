@@ -6,12 +6,12 @@ use ipnet::IpNet;
 use nebula_cert::Certificate;
 use nebula_core::TunnelStatus;
 use nebula_core::diagnosis::Diagnosis;
+use nebula_linux::kernel_view;
 
 use super::{Clocks, MAX_ROUTES, Sources, kernel_route, tunnel_with, validity};
 use crate::host::control::answer::{self, texts};
 use crate::host::dns::Registered;
 use crate::host::documents::{self, ClockStep, Host, LighthouseFacts, Mtu, NetworkRoute, ReplacedRoute, TrustedCa};
-use crate::linux::kernel_view;
 use crate::overlay::lan;
 use crate::overlay::link::kernel_has_v6;
 

@@ -11,15 +11,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nebula_cert::{Certificate, UnixTime};
+use nebula_config::Settings;
 use nebula_core::TunnelStatus;
 use nebula_core::diagnosis::Diagnosis;
 use nebula_core::io::Handle;
+use nebula_linux::{errno, kernel_view};
 
 use super::probe::{Found, Underlay, probe};
-use crate::config::Settings;
 use crate::host::dns::Registered;
 use crate::host::documents::{Facts, KernelRoute, PeerFacts, Validity};
-use crate::linux::{errno, kernel_view};
 
 /// Where the facts come from.
 pub(super) struct Sources<'a> {

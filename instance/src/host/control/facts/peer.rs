@@ -7,11 +7,11 @@ use ipnet::IpNet;
 use nebula_core::RelayState;
 use nebula_core::TunnelStatus;
 use nebula_core::diagnosis::{Attempt, Diagnosis, Refusal, Unheard};
+use nebula_linux::errno;
 
 use super::{Clocks, Found, Sources, kernel_route, system_text, tunnel_with, validity};
 use crate::host::control::answer::{self, texts};
 use crate::host::documents::{self, Endpoint, PeerFacts, PeerTunnel, Probe, RelayHop, RelayTunnel};
-use crate::linux::errno;
 
 impl Sources<'_> {
     pub(super) fn peer(

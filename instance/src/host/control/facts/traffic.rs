@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use nebula_core::TunnelStatus;
 use nebula_core::counters::Direction;
 use nebula_core::diagnosis::{Double, Dropped, Elsewhere, PeerClock, RelayRefused, SendFailure};
+use nebula_linux::errno;
 
 use super::{Clocks, MAX_PEERS, MAX_ROUTES, Sources, kernel_route, system_text, tunnel_with};
 use crate::host::control::answer::{direction, nearest, texts};
 use crate::host::documents::{self, GatewayFacts, RoutedSubnet, UnderlayPath};
-use crate::linux::errno;
 
 impl Sources<'_> {
     pub(super) fn dropped(&self, dropped: &Dropped, clocks: Clocks, tunnels: &[TunnelStatus]) -> documents::Drop {

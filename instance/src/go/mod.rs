@@ -1,5 +1,0 @@
-//! What follows Go Nebula's own conventions: flags, addresses, and the hash of the firewall rules.
-
-pub(crate) mod firewall_hash;
-pub mod flags;
-pub(crate) mod netip;

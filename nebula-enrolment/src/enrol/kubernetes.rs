@@ -1,0 +1,78 @@
+//! Enrolment of a lighthouse in Kubernetes: the proof is the service-account token of its pod, for the first
+//! certificate and for each renewal. The service finds its name, its overlay address and where it is reached by the
+//! pod, so there is nothing to configure, and a pod that comes back on another node is announced there.
+
+use std::num::NonZeroU16;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use nebula_cert::Curve;
+use nebula_cni_contract::launch::CaAccess;
+use nebula_linux::clock::{now, unix_now};
+use nebula_linux::netns::NamespaceExecutor;
+use serde::{Deserialize, Serialize};
+
+use super::{Enrolled, Error, Files};
+use crate::ca_client::{self, CaClient, Prover};
+
+/// How a pod proves its identity, as remembered for renewals.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Workload {
+    /// File with the pod's token. Kubernetes replaces the token, so it is read for each request.
+    pub token_file: PathBuf,
+    /// File with the TLS certificate of the service, which a ConfigMap keeps up to date.
+    pub tls_ca_file: PathBuf,
+    /// UDP port of the lighthouse; `None`: the one in the service's policy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<NonZeroU16>,
+}
+
+impl Workload {
+    pub(super) fn prover(&self) -> Prover {
+        Prover::Lighthouse { port: self.port }
+    }
+}
+
+/// Gets a certificate for the pod whose token is in the token file of `access`, and writes its files. Can be run
+/// again at any time. Retries for up to `within` while the service does not answer, or does not know the pod's
+/// address yet; `on_retry` hears why.
+///
+/// # Errors
+/// Returns an error if a file cannot be read or written, if the CA refuses, or if it did not answer in time.
+pub fn enrol(
+    access: &CaAccess,
+    files: &Files,
+    port: Option<NonZeroU16>,
+    within: Duration,
+    on_retry: impl Fn(&Error),
+) -> Result<Enrolled, Error> {
+    let CaAccess { token_file, tls_ca_file, .. } = access.clone();
+    let workload = Workload { token_file, tls_ca_file, port };
+    files.make_folder()?;
+    let (start, mut pause) = (now(), FIRST_PAUSE);
+    loop {
+        files.complete()?;
+        let ask = |curve| {
+            let client = CaClient::new(access.clone(), NamespaceExecutor::Here);
+            let key = super::key_for(files, curve)?;
+            super::issue(&client, files, key, &workload.prover(), None, unix_now(), || {
+                files.remember_workload(&access.url, &workload)
+            })
+        };
+        let outcome = match ask(Curve::Curve25519) {
+            Err(Error::Ca(ca_client::Error::Denied { code, .. })) if code == "wrong_curve" => ask(Curve::P256),
+            outcome => outcome,
+        };
+        match outcome {
+            Err(error @ Error::Ca(ca_client::Error::Unavailable(_))) if now() - start + pause < within => {
+                on_retry(&error);
+                std::thread::sleep(pause);
+                pause = (2 * pause).min(LONGEST_PAUSE);
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(8);
