@@ -1,13 +1,13 @@
 //! Fuzzes the input of the SSH console: its line editor and its command parser.
 //!
-//! The console's source files are included directly: enabling the crate's feature `ssh` would add a whole SSH server,
-//! which is not fuzzed, to the sanitized build.
+//! The source files of the console are included directly: its crate would add a whole SSH server, which is not fuzzed,
+//! to the sanitized build.
 
-#[path = "../../instance/src/host/ssh/commands.rs"]
+#[path = "../../ssh-console/src/commands.rs"]
 mod commands;
-#[path = "../../instance/src/host/ssh/terminal.rs"]
+#[path = "../../ssh-console/src/terminal.rs"]
 mod terminal;
-#[path = "../../instance/src/host/ssh/words.rs"]
+#[path = "../../ssh-console/src/words.rs"]
 mod words;
 
 use commands::Wish;

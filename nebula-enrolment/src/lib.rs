@@ -2,7 +2,7 @@
 //!
 //! A module imports only from lines below its own:
 //!
-//! - [`renewal`]: keeps a running node enrolled, by the child [`follower`]; [`renewal_health`] is how that goes
+//! - [`renewal`]: keeps a running node enrolled, by a child process; [`renewal_health`] is how that goes
 //! - [`enrol`]: the files of an enrolled host, and the program `nebula-enrol`
 //! - [`ca_client`]: requests to the CA service, and when to make them
 

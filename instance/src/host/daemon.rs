@@ -93,7 +93,7 @@ pub fn serve(loaded: Loaded) -> Result<(), Error> {
     let facts = Facts { device: device.clone(), udp, started: unix_now(), renewals, unmet };
     let service = Arc::new(ControlService { handle: handle.clone(), reloader: Arc::clone(&reloader), facts });
     #[cfg(feature = "ssh")]
-    service.reloader().attach(crate::host::ssh::Console::new(&service));
+    service.reloader().attach(crate::host::console::Console::new(&service));
     let signals = Arrived::of(signals).map_err(start("Failed to set up signal handling"))?;
     let housekeeping = Housekeeping { signals, control, service, reloader, metrics, handle: handle.clone(), repair };
     run_attended(driver, housekeeping, &handshakes)?.map_err(|ended| match ended {

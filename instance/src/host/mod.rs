@@ -1,6 +1,8 @@
 //! The `nebula` daemon, a drop-in replacement for Go Nebula's.
 
 mod account;
+#[cfg(feature = "ssh")]
+mod console;
 mod control;
 pub mod daemon;
 mod dns;
@@ -11,8 +13,6 @@ mod link_repair;
 mod listener_slot;
 mod reload;
 mod rivals;
-#[cfg(feature = "ssh")]
-mod ssh;
 mod subnets;
 pub(crate) mod system_routes;
 pub(crate) mod unmet;

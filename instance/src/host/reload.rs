@@ -38,7 +38,7 @@ pub(crate) struct Reloader {
     /// Sends metrics, if configured.
     emitter: ListenerSlot<Emitter>,
     #[cfg(feature = "ssh")]
-    console: Option<crate::host::ssh::Console>,
+    console: Option<crate::host::console::Console>,
     /// Certificate and key files.
     credentials: Vec<PathBuf>,
     last: Option<LastReload>,
@@ -98,7 +98,7 @@ impl Reloader {
 
     /// Attaches the SSH console, and opens it if configured.
     #[cfg(feature = "ssh")]
-    pub(crate) fn attach(&mut self, mut console: crate::host::ssh::Console) {
+    pub(crate) fn attach(&mut self, mut console: crate::host::console::Console) {
         console.configure(self.current.sshd.as_ref());
         self.console = Some(console);
         self.note_listeners();
@@ -308,7 +308,7 @@ impl Reloader {
     /// Why those listeners are not open that should be, by the section of the configuration.
     fn listeners(&self) -> [(&'static str, Option<&Missing>); 4] {
         #[cfg(feature = "ssh")]
-        let console = self.console.as_ref().and_then(crate::host::ssh::Console::missing);
+        let console = self.console.as_ref().and_then(crate::host::console::Console::missing);
         #[cfg(not(feature = "ssh"))]
         let console = None;
         [

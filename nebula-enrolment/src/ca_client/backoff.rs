@@ -23,7 +23,7 @@ impl Jitter {
     }
 }
 
-/// A seed for [`Jitter`]. Without randomness, the process ID still spreads the load a little.
+/// A seed for `Jitter`. Without randomness, the process ID still spreads the load a little.
 pub fn seed() -> u64 {
     getrandom::u64().unwrap_or_else(|_| u64::from(std::process::id()))
 }

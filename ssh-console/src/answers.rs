@@ -4,15 +4,14 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Component, Path, PathBuf};
 
-use nebula_cert::{Version, go_json};
-use nebula_config::log;
-use nebula_config::{LogFormat, LogLevel};
+use nebula_cert::go_json;
+use nebula_config::{LogFormat, LogLevel, log};
 use nebula_core::lighthouse::KnownEndpoints;
 use nebula_core::{Node, PendingStatus, RelayState, RelayStatus, TunnelStatus};
 use serde_json::{Map, Value, json};
 
 use super::commands::{Form, Question};
-use crate::host::control::{ControlService, Request};
+use crate::Daemon;
 
 /// One line of text that explains why a command has no other answer.
 #[derive(Debug, PartialEq, Eq)]
@@ -23,44 +22,43 @@ fn refuse(text: impl Into<String>) -> Refusal {
 }
 
 /// The answer, including its last newline.
-pub(super) fn answer(service: &ControlService, sandbox: &Path, question: Question) -> String {
-    match asked(service, sandbox, question) {
+pub(super) fn answer(daemon: &dyn Daemon, sandbox: &Path, question: Question) -> String {
+    match asked(daemon, sandbox, question) {
         Ok(text) => text,
         Err(Refusal(text)) => line(&text),
     }
 }
 
-fn asked(service: &ControlService, sandbox: &Path, question: Question) -> Result<String, Refusal> {
+fn asked(daemon: &dyn Daemon, sandbox: &Path, question: Question) -> Result<String, Refusal> {
     match question {
-        Question::Hostmap { form, by_index } => Ok(hosts(&hostmap(service, by_index), form)),
-        Question::PendingHostmap { form } => Ok(hosts(&pending(service), form)),
-        Question::LighthouseMap { form } => Ok(lighthouse_map(service, form)),
+        Question::Hostmap { form, by_index } => Ok(hosts(&hostmap(daemon, by_index), form)),
+        Question::PendingHostmap { form } => Ok(hosts(&pending(daemon), form)),
+        Question::LighthouseMap { form } => Ok(lighthouse_map(daemon, form)),
         Question::Tunnel { peer, form } => {
             let (typed, peer) = peer_of(peer, "addr")?;
-            let rows = rows(service, move |tunnel| tunnel.primary && tunnel.peer.contains(&peer));
+            let rows = rows(daemon, move |tunnel| tunnel.primary && tunnel.peer.contains(&peer));
             let row = rows.first().ok_or_else(|| no_tunnel(&typed, "addr"))?;
             Ok(document(&row.to_json(), form))
         }
-        Question::Relays { form } => Ok(document(&relays(service), form)),
-        Question::Certificate { peer, form, pem } => certificate(service, peer, form, pem),
-        Question::Device { form } => Ok(device(service, form)),
+        Question::Relays { form } => Ok(document(&relays(daemon), form)),
+        Question::Certificate { peer, form, pem } => certificate(daemon, peer, form, pem),
+        Question::Device { form } => Ok(device(daemon, form)),
         Question::Version => Ok(line(env!("CARGO_PKG_VERSION"))),
-        Question::LogLevel(level) => log_level(service, level),
+        Question::LogLevel(level) => log_level(daemon, level),
         Question::LogFormat(format) => log_format(format),
         Question::Query { peer } => {
             let (_, peer) = peer_of(peer, "address")?;
-            service.handle.inquire(peer);
-            let sources = service.handle.with_node(move |node, _| node.sources(peer)).unwrap_or_default();
+            daemon.handle().inquire(peer);
+            let sources = daemon.handle().with_node(move |node, _| node.sources(peer)).unwrap_or_default();
             let known = if sources.is_empty() { Value::Null } else { cache(&sources) };
             Ok(line(&go_json(&known, None)))
         }
-        Question::Create { peer, endpoint } => create(service, peer, endpoint),
+        Question::Create { peer, endpoint } => create(daemon, peer, endpoint),
         Question::Close { peer, quietly } => {
             let (typed, peer) = peer_of(peer, "address")?;
-            let closed = service.answer(Request::Close { peer: peer.to_string(), quietly });
-            closed.map(|_| line("Closed")).map_err(|_| no_tunnel(&typed, "address"))
+            if daemon.close(peer, quietly) { Ok(line("Closed")) } else { Err(no_tunnel(&typed, "address")) }
         }
-        Question::ChangeRemote { peer, endpoint } => change_remote(service, peer, endpoint),
+        Question::ChangeRemote { peer, endpoint } => change_remote(daemon, peer, endpoint),
         Question::Profile { file } => profile(sandbox, file),
         Question::StopProfile => Ok(line("If a CPU profile was running it is now stopped")),
         Question::ProfileFraction => Err(refuse(NO_PROFILE)),
@@ -141,8 +139,8 @@ fn hosts(rows: &[Row], form: Form) -> String {
 }
 
 /// The primary tunnels, once for each address of the peer; with `by_index`, every tunnel once.
-fn hostmap(service: &ControlService, by_index: bool) -> Vec<Row> {
-    let tunnels = rows(service, move |tunnel| by_index || tunnel.primary);
+fn hostmap(daemon: &dyn Daemon, by_index: bool) -> Vec<Row> {
+    let tunnels = rows(daemon, move |tunnel| by_index || tunnel.primary);
     let times = |row: &Row| if by_index { 1 } else { row.addresses.len() };
     tunnels
         .into_iter()
@@ -154,7 +152,7 @@ fn hostmap(service: &ControlService, by_index: bool) -> Vec<Row> {
 }
 
 /// Rows of the `wanted` tunnels, by address.
-fn rows(service: &ControlService, wanted: impl Fn(&TunnelStatus) -> bool + Send + 'static) -> Vec<Row> {
+fn rows(daemon: &dyn Daemon, wanted: impl Fn(&TunnelStatus) -> bool + Send + 'static) -> Vec<Row> {
     let survey = move |node: &mut Node, _| {
         let relays = node.relays();
         let wanted = node.tunnels().into_iter().filter(|tunnel| wanted(tunnel)).take(MAX_ROWS);
@@ -164,9 +162,9 @@ fn rows(service: &ControlService, wanted: impl Fn(&TunnelStatus) -> bool + Send 
         };
         wanted.map(row).collect::<Vec<_>>()
     };
-    let mut rows = service.handle.with_node(survey).unwrap_or_default();
+    let mut rows = daemon.handle().with_node(survey).unwrap_or_default();
     for (row, index) in &mut rows {
-        if let Some(certificate) = service.handle.certificate(*index) {
+        if let Some(certificate) = daemon.handle().certificate(*index) {
             row.certificate = certificate.to_json();
         }
     }
@@ -193,7 +191,7 @@ fn row(tunnel: TunnelStatus, endpoints: Vec<SocketAddr>, relays: &[RelayStatus])
     (row, index)
 }
 
-fn pending(service: &ControlService) -> Vec<Row> {
+fn pending(daemon: &dyn Daemon) -> Vec<Row> {
     let row = |PendingStatus { peer, local_index, endpoints }| Row {
         addresses: vec![peer],
         local_index: local_index.0,
@@ -206,15 +204,15 @@ fn pending(service: &ControlService) -> Vec<Row> {
         passed_on: Vec::new(),
     };
     let survey = |node: &mut Node, _| node.pending_handshakes();
-    service.handle.with_node(survey).unwrap_or_default().into_iter().map(row).collect()
+    daemon.handle().with_node(survey).unwrap_or_default().into_iter().map(row).collect()
 }
 
-fn lighthouse_map(service: &ControlService, form: Form) -> String {
+fn lighthouse_map(daemon: &dyn Daemon, form: Form) -> String {
     let survey = |node: &mut Node, _| {
         let peers = node.known_peers(MAX_ROWS);
         peers.into_iter().map(|peer| (peer.to_string(), node.sources(peer))).collect::<Vec<_>>()
     };
-    let mut known = service.handle.with_node(survey).unwrap_or_default();
+    let mut known = daemon.handle().with_node(survey).unwrap_or_default();
     known.sort_by(|(one, _), (other, _)| one.cmp(other));
     let known = known.into_iter().map(|(peer, sources)| (peer, cache(&sources)));
     match form {
@@ -241,8 +239,8 @@ fn cache(sources: &BTreeMap<IpAddr, KnownEndpoints>) -> Value {
 }
 
 /// As in Go, every hop is listed with all hops of its neighbour, and those that it does not mean carry an error.
-fn relays(service: &ControlService) -> Value {
-    let relays = service.handle.with_node(|node, _| node.relays()).unwrap_or_default();
+fn relays(daemon: &dyn Daemon) -> Value {
+    let relays = daemon.handle().with_node(|node, _| node.relays()).unwrap_or_default();
     let relays = &relays[..relays.len().min(MAX_ROWS)];
     let through = |far: IpAddr| {
         let to_it = relays.iter().filter(|it| !it.forwarding && it.state == RelayState::Established && it.far == far);
@@ -273,22 +271,18 @@ fn relays(service: &ControlService) -> Value {
     json!({"Relays": if all.is_empty() { Value::Null } else { all.into() }})
 }
 
-fn certificate(service: &ControlService, peer: Option<String>, form: Form, pem: bool) -> Result<String, Refusal> {
+fn certificate(daemon: &dyn Daemon, peer: Option<String>, form: Form, pem: bool) -> Result<String, Refusal> {
     let shown = match peer {
         Some(typed) => {
             let (typed, peer) = peer_of(Some(typed), "addr")?;
-            let tunnels = service.handle.tunnels();
+            let tunnels = daemon.handle().tunnels();
             let tunnel = tunnels.iter().find(|tunnel| tunnel.primary && tunnel.peer.contains(&peer));
-            let certificate = tunnel.and_then(|tunnel| service.handle.certificate(tunnel.local_index));
+            let certificate = tunnel.and_then(|tunnel| daemon.handle().certificate(tunnel.local_index));
             let certificate = certificate.ok_or_else(|| no_tunnel(&typed, "addr"))?;
             (certificate.to_json(), certificate.to_pem())
         }
         None => {
-            let reloader = service.reloader();
-            let settings = reloader.settings();
-            let pki = settings.pki.as_ref().ok_or_else(|| refuse("this node has no certificate"))?;
-            let wanted = settings.initiating_version.unwrap_or(Version::V1);
-            let certificate = pki.identity.certificate(wanted).unwrap_or_else(|| pki.identity.primary());
+            let certificate = daemon.certificate().ok_or_else(|| refuse("this node has no certificate"))?;
             (certificate.to_json(), certificate.to_pem())
         }
     };
@@ -301,23 +295,21 @@ fn certificate(service: &ControlService, peer: Option<String>, form: Form, pem: 
     })
 }
 
-fn device(service: &ControlService, form: Form) -> String {
-    let reloader = service.reloader();
-    let networks = reloader.settings().pki.as_ref().map(|pki| pki.identity.networks().to_vec()).unwrap_or_default();
-    let name = &service.facts.device;
+fn device(daemon: &dyn Daemon, form: Form) -> String {
+    let (name, networks) = (daemon.device(), daemon.networks());
     match form {
         Form::Text => format!("name={name} cidr={}\n", bracketed(&networks)),
         _ => document(&json!({"name": name, "cidr": texts(&networks)}), form),
     }
 }
 
-fn log_level(service: &ControlService, typed: Option<String>) -> Result<String, Refusal> {
+fn log_level(daemon: &dyn Daemon, typed: Option<String>) -> Result<String, Refusal> {
     let level = typed.map(|typed| {
         let unknown =
             || refuse(format!("Unknown log level [{typed}]. Possible log levels: trace, debug, info, warn, error"));
         LogLevel::parse(&typed).ok_or_else(unknown)
     });
-    service.answer(Request::LogLevel(level.transpose()?)).map_err(|refusal| refuse(refusal.to_string()))?;
+    daemon.set_log_level(level.transpose()?).map_err(refuse)?;
     Ok(line(&format!("Log level is: {}", log::level().name())))
 }
 
@@ -335,33 +327,33 @@ fn log_format(typed: Option<String>) -> Result<String, Refusal> {
     Ok(line(&format!("Log format is: {format}")))
 }
 
-fn create(service: &ControlService, peer: Option<String>, endpoint: Option<String>) -> Result<String, Refusal> {
+fn create(daemon: &dyn Daemon, peer: Option<String>, endpoint: Option<String>) -> Result<String, Refusal> {
     let (_, peer) = peer_of(peer, "address")?;
-    if service.handle.tunnels().iter().any(|tunnel| tunnel.peer.contains(&peer)) {
+    if daemon.handle().tunnels().iter().any(|tunnel| tunnel.peer.contains(&peer)) {
         return Err(refuse("Tunnel already exists"));
     }
-    if service.handle.handshaking().contains(&peer) {
+    if daemon.handle().handshaking().contains(&peer) {
         return Err(refuse("Tunnel already handshaking"));
     }
     match endpoint.as_deref().map(endpoint_of).transpose()? {
-        None => service.handle.connect(peer),
+        None => daemon.handle().connect(peer),
         Some(endpoint) => {
-            let _ = service.handle.with_node(move |node, now| node.connect_at(now, peer, endpoint));
+            let _ = daemon.handle().with_node(move |node, now| node.connect_at(now, peer, endpoint));
         }
     }
     Ok(line("Created"))
 }
 
-fn change_remote(service: &ControlService, peer: Option<String>, endpoint: Option<String>) -> Result<String, Refusal> {
+fn change_remote(daemon: &dyn Daemon, peer: Option<String>, endpoint: Option<String>) -> Result<String, Refusal> {
     // A missing argument is reported before an invalid one.
     let peer = Some(peer.ok_or_else(|| refuse("No vpn address was provided"))?);
     let endpoint = endpoint.ok_or_else(|| refuse("No address was provided"))?;
     let endpoint = endpoint_of(&endpoint)?;
     let (typed, peer) = peer_of(peer, "address")?;
-    if !service.handle.tunnels().iter().any(|tunnel| tunnel.peer.contains(&peer)) {
+    if !daemon.handle().tunnels().iter().any(|tunnel| tunnel.peer.contains(&peer)) {
         return Err(no_tunnel(&typed, "address"));
     }
-    match service.handle.with_node(move |node, now| node.redirect(now, peer, endpoint)) {
+    match daemon.handle().with_node(move |node, now| node.redirect(now, peer, endpoint)) {
         Some(true) => Ok(line("Changed")),
         _ => Err(refuse("lighthouse.remote_allow_list does not allow this peer to be there")),
     }

@@ -11,13 +11,13 @@ use tokio::time::{sleep, timeout};
 use super::answers;
 use super::commands::{self, Wish};
 use super::terminal::{MAX_LINE_BYTES, Terminal, Typed};
-use crate::host::control::{ControlService, Request};
+use crate::Daemon;
 
 /// What the commands of all sessions need.
 #[derive(Debug)]
 pub(super) struct Context {
     pub(super) sshd: Sshd,
-    pub(super) service: Weak<ControlService>,
+    pub(super) daemon: Weak<dyn Daemon>,
 }
 
 /// What happens after a command.
@@ -113,18 +113,18 @@ async fn obey(
             say(channel, &shown("Reloading config\n")).await?;
             // A reload that changes the console ends this session, so the line must be sent before it.
             sleep(RELOAD_DELAY).await;
-            let service = context.service.upgrade().ok_or(Gone)?;
-            let outcome = tokio::task::spawn_blocking(move || service.answer(Request::Reload)).await;
+            let daemon = context.daemon.upgrade().ok_or(Gone)?;
+            let outcome = tokio::task::spawn_blocking(move || daemon.reload()).await;
             match outcome {
                 Ok(Err(refusal)) => format!("nothing was changed: {refusal}\n"),
                 _ => String::new(),
             }
         }
         Wish::Ask(question) => {
-            let (service, context) = (context.service.upgrade().ok_or(Gone)?, Arc::clone(context));
+            let (daemon, context) = (context.daemon.upgrade().ok_or(Gone)?, Arc::clone(context));
             // The answer may have to wait for the control thread, or for a reload.
             let answered =
-                tokio::task::spawn_blocking(move || answers::answer(&service, &context.sshd.sandbox, question)).await;
+                tokio::task::spawn_blocking(move || answers::answer(&*daemon, &context.sshd.sandbox, question)).await;
             answered.map_err(|_| Gone)?
         }
     };

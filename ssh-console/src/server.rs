@@ -8,9 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use nebula_cert::listener::{Place, Places, Source};
-use nebula_config::Sshd;
-use nebula_config::log;
-use nebula_config::names;
+use nebula_config::{Sshd, log, names};
 use nebula_linux::clock::unix_now;
 use russh::keys::ssh_key::public::KeyData;
 use russh::keys::{Certificate, HashAlg};
@@ -24,7 +22,7 @@ use tracing::Level;
 
 use super::access;
 use super::session::{self, Context, IDLE_TIMEOUT};
-use crate::host::control::ControlService;
+use crate::Daemon;
 
 /// State shared by all connections.
 #[derive(Debug)]
@@ -37,7 +35,7 @@ struct Server {
 }
 
 /// Serves until `stopped`, or until the listener fails.
-pub(super) fn serve(listener: TcpListener, sshd: Sshd, service: Weak<ControlService>, stopped: oneshot::Receiver<()>) {
+pub(super) fn serve(listener: TcpListener, sshd: Sshd, daemon: Weak<dyn Daemon>, stopped: oneshot::Receiver<()>) {
     let listen = sshd.listen.clone();
     let failed = |error: io::Error| tracing::warn!(%error, "Failed to run the SSH server");
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -52,7 +50,7 @@ pub(super) fn serve(listener: TcpListener, sshd: Sshd, service: Weak<ControlServ
     };
     tracing::info!(sshListener = listen, "SSH server is listening");
     let server = Server {
-        context: Arc::new(Context { sshd, service }),
+        context: Arc::new(Context { sshd, daemon }),
         logins: Places::new(MAX_LOGINS),
         sessions: Arc::new(Semaphore::new(MAX_SESSIONS)),
     };
