@@ -1,8 +1,6 @@
 //! Memory of the whole process: how the C library's allocator keeps it, and which pages of the program stay mapped.
 #![allow(unsafe_code)]
 
-use nebula_core::io::Idle;
-
 /// Makes all threads share one malloc arena instead of one each, and keeps large blocks outside it. Data threads
 /// allocate nothing once they are warm, so their own arenas would be mostly unused memory. Call it before starting
 /// threads.
@@ -74,20 +72,6 @@ pub fn release_program_pages() {
         // which cannot be written while it runs and has no relocations there. The pages come back from the file
         // unchanged. A refusal (locked memory) changes nothing.
         let _ = unsafe { libc::madvise(start.cast(), len, libc::MADV_DONTNEED) };
-    }
-}
-
-/// For [`nebula_core::io::Options::on_idle`]: frees memory that a driver's control thread no longer needs.
-pub fn release(idle: Idle) {
-    match idle {
-        Idle::ControlWorkOver => {
-            release_program_pages();
-            // Tables that shrank, and everything held for handshakes without an answer.
-            release_free_heap();
-        }
-        // On a host with a hundred pods, the list takes hundreds of KiB for a moment.
-        Idle::InterfacesListed => release_free_heap(),
-        _ => {}
     }
 }
 

@@ -17,7 +17,6 @@ use nebula_enrolment::renewal::Renewal;
 use nebula_enrolment::renewal_health::RenewalHealth;
 use nebula_linux::clock::unix_now;
 use nebula_linux::errno;
-use nebula_linux::memory;
 use nebula_linux::netns::Namespace;
 use nebula_linux::notify;
 use nebula_linux::signals::{Arrived, Signals};
@@ -36,6 +35,7 @@ use crate::host::subnets::Subnets;
 use crate::host::system_routes::{self, Overlay};
 use crate::host::unmet::Unmet;
 use crate::metrics::{Handshakes, Metrics, Repairs};
+use crate::overlay::idle;
 use crate::overlay::lan;
 use crate::overlay::link::OverlayLink;
 
@@ -225,7 +225,7 @@ fn open(settings: &Settings, listen: SocketAddr, repairs: &Arc<Repairs>, unmet: 
     let mut options = Options::default();
     options.raise_priority = settings.operation.raise_priority;
     options.processors = usable(&settings.tun.processors);
-    options.on_idle = Some(memory::release);
+    options.on_idle = Some(idle::release);
     // The file was checked when it was read, and names in it are looked up later.
     options.check_config = false;
     let driver = Driver::start(config, tun, sockets, options).map_err(|error| Error::Running(with_causes(&error)))?;

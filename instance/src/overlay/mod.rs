@@ -1,4 +1,5 @@
-//! What both products need around a tunnel: the device, its addresses and its routes.
+//! What both products need around a tunnel: the device, its addresses and its routes, and memory that is given back.
 
+pub(crate) mod idle;
 pub(crate) mod lan;
 pub mod link;

@@ -20,11 +20,11 @@ use nebula_config::{Settings, StaticHosts};
 use nebula_core::firewall::Policy;
 use nebula_core::io::{Driver, Handle, Options, Tun, UdpSocket};
 use nebula_linux::errno;
-use nebula_linux::memory;
 use nebula_linux::netns::{Namespace, NamespaceExecutor};
 use nebula_linux::rtnetlink::{Kernel, MAIN_TABLE};
 use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
 
+use crate::overlay::idle;
 use crate::overlay::link::{self, LinkRoute, OverlayLink, interface_index};
 use crate::pod::capture::{self, ClusterDirectory, Equipment};
 use crate::pod::error::Error;
@@ -174,7 +174,7 @@ impl DataPath {
         // The node's threads list the interfaces of the namespace in which they are started. All pods of a node have an
         // equal claim to its processors, so no priority is raised.
         let mut options = Options::default();
-        options.on_idle = Some(memory::release);
+        options.on_idle = Some(idle::release);
         // The file was checked when it was read, and names in it are looked up later.
         options.check_config = false;
         if let Some(captured) = &mut self.captured
