@@ -3,11 +3,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
+#[path = "../../system-tests/programs/world/loopback.rs"]
+mod loopback;
+
 use std::process::{Command, Output};
 
 use loopback::Network;
-
-use crate::loopback;
 
 const HOST: &[&str] = &["10.42.0.7/16"];
 

@@ -7,7 +7,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
-use crate::agent::{Prepared, STATE};
+use crate::agent::prepared::{Prepared, STATE};
 use crate::world;
 
 use std::fs;

@@ -7,8 +7,8 @@
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
-use crate::agent::{Prepared, STATE, removed_everything};
-use crate::runtime::Runtime;
+use crate::agent::prepared::{Prepared, STATE, removed_everything};
+use crate::pods::runtime::Runtime;
 use crate::world;
 
 use std::fs;

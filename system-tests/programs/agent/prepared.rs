@@ -3,7 +3,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
-use crate::runtime::Runtime;
+use crate::pods::runtime::Runtime;
 use crate::world;
 
 use std::fs;

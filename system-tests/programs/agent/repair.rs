@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::runtime::Runtime;
+use crate::pods::runtime::Runtime;
 use crate::world::World;
 use crate::world::chaos::nothing_is_left;
 use crate::world::cluster::{Cluster, LIGHTHOUSE, Node, alive, answer_at, binary, links};

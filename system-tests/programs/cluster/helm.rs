@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::kube_capture::town::Town;
-use crate::kube_cluster::clean_nodes;
+use crate::cluster::capture::town::Town;
+use crate::cluster::nodes::clean_nodes;
 use crate::world::kube::{DELETED_WITHIN, NAMESPACE, Nodes, text};
 
 /// How long each job of the hook waits for the nodes: longer than a pod of the agent takes to go ([`DELETED_WITHIN`]).

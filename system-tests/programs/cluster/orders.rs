@@ -11,7 +11,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::kube_cluster::install;
+use crate::cluster::nodes::install;
 use crate::world::chaos::{Random, number};
 use crate::world::clear::Listener;
 use crate::world::kube::{DELETED_WITHIN, NAMESPACE, Nodes, text};

@@ -14,14 +14,14 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::fake_ca::Ca;
-use crate::loopback::{Network, free_udp_port, go, ours};
+use crate::loopback::{Network, built, free_udp_port, go, ours};
 
 fn enrol(folder: &Path, flag: &str) -> (Option<i32>, String) {
     enrol_with(folder, &[flag.as_ref()])
 }
 
 fn enrol_with(folder: &Path, flags: &[&OsStr]) -> (Option<i32>, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_nebula-enrol"));
+    let mut command = Command::new(built("nebula-enrol"));
     let output = command.args(flags).arg("-out-dir").arg(folder).stdin(Stdio::null()).output().unwrap();
     let said = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
     (output.status.code(), said.concat())
@@ -31,7 +31,7 @@ fn enrol_with(folder: &Path, flags: &[&OsStr]) -> (Option<i32>, String) {
 fn enrolled(root: &Path, ca: &Ca) -> PathBuf {
     let (folder, token) = (root.join("host"), root.join("token"));
     std::fs::write(&token, ca.token.to_text().as_bytes()).unwrap();
-    let mut up = Command::new(env!("CARGO_BIN_EXE_nebula"));
+    let mut up = Command::new(built("nebula"));
     up.args(["up", "-no-start", "-token-file"]).arg(&token).arg("-dir").arg(&folder);
     let enrolled = up.output().unwrap();
     assert!(enrolled.status.success(), "{enrolled:?}");

@@ -2,7 +2,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
-use crate::renewal::renewer_of;
+use crate::enrolment::renewal::renewer_of;
 use crate::world;
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};

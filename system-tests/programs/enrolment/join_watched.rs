@@ -18,6 +18,7 @@ use nix::pty::{OpenptyResult, openpty};
 use nix::sys::termios::{LocalFlags, tcgetattr};
 
 use crate::fake_ca::{Ca, OVERLAY};
+use crate::loopback::built;
 
 /// Another user of the host, who looks at all processes without a pause, and uses each join token at once.
 struct Watcher {
@@ -85,7 +86,7 @@ fn redeem(token: &str) -> bool {
 
 /// `nebula up` for a new folder, which is its last argument.
 fn up(folder: &Path, more: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_nebula"));
+    let mut command = Command::new(built("nebula"));
     command.arg("up").args(more).arg("-no-start").arg("-dir").arg(folder);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
@@ -163,7 +164,8 @@ fn a_token_that_is_an_argument_is_wiped_before_anything_slow_and_its_owner_is_wa
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("https://{}", listener.local_addr().unwrap());
     let token = JoinToken::new(&url, [7; 32], "nebula-enrol-secret", &[OVERLAY.parse().unwrap()]).unwrap().to_text();
-    for program in [env!("CARGO_BIN_EXE_nebula"), env!("CARGO_BIN_EXE_nebula-enrol")] {
+    for name in ["nebula", "nebula-enrol"] {
+        let program = built(name);
         let mut child = Command::new(program)
             .args(["up", &token, "-no-start", "-dir"])
             .arg(next())
@@ -174,13 +176,10 @@ fn a_token_that_is_an_argument_is_wiped_before_anything_slow_and_its_owner_is_wa
         let (stream, _) = listener.accept().unwrap();
         for file in ["cmdline", "environ"] {
             let shown = std::fs::read(format!("/proc/{}/{file}", child.id())).unwrap();
-            assert!(!String::from_utf8_lossy(&shown).contains("nebula-join-"), "{program}: {file}");
+            assert!(!String::from_utf8_lossy(&shown).contains("nebula-join-"), "{name}: {file}");
         }
         let shown = std::fs::read(format!("/proc/{}/cmdline", child.id())).unwrap();
-        assert!(
-            shown.starts_with(program.rsplit('/').next().unwrap().as_bytes()) || shown.starts_with(b"/"),
-            "{shown:?}"
-        );
+        assert!(shown.starts_with(name.as_bytes()) || shown.starts_with(b"/"), "{shown:?}");
         drop(stream);
         let mut said = String::new();
         child.stderr.take().unwrap().read_to_string(&mut said).unwrap();

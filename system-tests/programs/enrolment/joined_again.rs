@@ -6,12 +6,13 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::fake_ca::Ca;
+use crate::loopback::built;
 
 /// Runs `nebula-enrol up` with these words; returns what it said.
 fn up(root: &Path, ca: &Ca, words: &[&str]) -> String {
     let token = root.join("token");
     std::fs::write(&token, ca.token.to_text().as_bytes()).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_nebula-enrol"));
+    let mut command = Command::new(built("nebula-enrol"));
     command.arg("up").args(words).arg("-token-file").arg(&token).arg("-no-start");
     command.env("HOME", root).env_remove("XDG_CONFIG_HOME").env_remove("XDG_RUNTIME_DIR").stdin(Stdio::null());
     let output = command.output().unwrap();
@@ -48,7 +49,7 @@ fn a_user_of_the_proxy_joins_at_home_with_another_port_where_the_usual_one_is_ta
     let folder = root.path().join(".config/nebula");
     let config = std::fs::read_to_string(folder.join("config.yml")).unwrap();
     assert!(config.contains("port: 0\n") && config.contains("respond: true"), "{config}");
-    let mut check = Command::new(env!("CARGO_BIN_EXE_nebula"));
+    let mut check = Command::new(built("nebula"));
     let checked = check.arg("-test").arg("-config").arg(folder.join("config.yml")).output().unwrap();
     assert!(checked.status.success(), "{checked:?}");
 }

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use loopback::{Daemon, Network, free_tcp_port, free_udp_port, ours};
+use loopback::{Daemon, Network, built, free_tcp_port, free_udp_port, ours};
 use serde_json::Value;
 
 /// A lighthouse and a client that has a tunnel with it.
@@ -118,7 +118,7 @@ fn other_programs_learn_who_has_an_address_and_nothing_else() {
 #[test]
 fn every_command_answers_in_words_and_in_json() {
     // It is built next to nebula.
-    assert!(Path::new(env!("CARGO_BIN_EXE_nebula-ctl")).exists());
+    assert!(built("nebula-ctl").exists());
     let pair = Pair::start();
     let status = pair.json("client", &["status"]).unwrap();
     assert_eq!((&status["name"], &status["peers"]), (&"client".into(), &1.into()));

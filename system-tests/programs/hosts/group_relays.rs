@@ -5,7 +5,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
-use crate::relays::configure;
+use crate::hosts::relays::configure;
 use crate::world;
 
 use std::net::IpAddr;

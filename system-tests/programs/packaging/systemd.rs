@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use super::repository;
-use crate::join::Network;
+use crate::enrolment::join::Network;
 use crate::world::cluster::{LIGHTHOUSE, binary, tool};
 use crate::world::peers::ours;
 use crate::world::{World, run};

@@ -2,7 +2,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
-use crate::pods::call_again;
+use crate::pods::lifecycle::call_again;
 use crate::world;
 
 use std::path::PathBuf;

@@ -229,7 +229,7 @@ fn written(node: &Node) -> String {
 /// Runs `init_attacker.py` in the pod `web` for some seconds.
 fn attacker(cluster: &Cluster, rights: &[&str]) -> std::process::Child {
     // In a place where every user may read it.
-    let program = cluster.world.write("init_attacker.py", include_str!("world/init_attacker.py"));
+    let program = cluster.world.write("init_attacker.py", include_str!("../world/init_attacker.py"));
     std::process::Command::new("ip")
         .args(["netns", "exec", &cluster.world.namespace_of("web")])
         .args(rights)

@@ -16,6 +16,8 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 
+use crate::loopback::built;
+
 const TOKEN: &str = "a-token";
 const POD: &str =
     r#"{"kind":"Pod","metadata":{"name":"web-0","uid":"u-1","labels":{"app":"web"},"annotations":{}},"spec":{}}"#;
@@ -129,7 +131,7 @@ fn ask(kubeconfig: PathBuf, name: &str, uid: &str) -> Answer {
         of_namespace: true,
         within_ms: 2000,
     };
-    let mut child = Command::new(env!("CARGO_BIN_EXE_nebula-cni-instance"))
+    let mut child = Command::new(built("nebula-cni-instance"))
         .arg("--labels")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

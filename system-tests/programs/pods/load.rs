@@ -5,7 +5,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
-use crate::runtime::Runtime;
+use crate::pods::runtime::Runtime;
 use crate::service_manager::{PLACE, Systemd};
 use crate::world;
 

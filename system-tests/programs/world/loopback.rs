@@ -145,7 +145,15 @@ impl Drop for Daemon {
 }
 
 pub fn ours() -> PathBuf {
-    PathBuf::from(env!("CARGO_BIN_EXE_nebula"))
+    built("nebula")
+}
+
+/// A program of the build that this test belongs to: cargo puts it beside the folder of the tests.
+pub fn built(program: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let path = test.parent().and_then(Path::parent).unwrap().join(program);
+    assert!(path.exists(), "{} is missing: cargo test --workspace --no-run builds it", path.display());
+    path
 }
 
 /// Go Nebula 1.11.0.

@@ -3,12 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::World;
+use super::{World, loopback};
 
 /// Our daemon: from `NEBULA_BIN_DIR` (the release build) if set, otherwise the one built for this test.
 pub fn ours() -> PathBuf {
-    let built = env!("CARGO_BIN_EXE_nebula");
-    std::env::var_os("NEBULA_BIN_DIR").map_or_else(|| PathBuf::from(built), |dir| Path::new(&dir).join("nebula"))
+    std::env::var_os("NEBULA_BIN_DIR").map_or_else(loopback::ours, |dir| Path::new(&dir).join("nebula"))
 }
 
 /// A Go program of a Debian suite: `bookworm` has 1.6.1, `trixie` 1.9.3, `sid` 1.11.0.

@@ -5,6 +5,8 @@ use std::process::{Command, Output};
 
 use nebula_cert::{Certificate, Curve, PrivateKey, SigningKey, Template, Version};
 
+use crate::loopback::ours;
+
 /// A configuration and the expected result of both programs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Case {
@@ -100,7 +102,7 @@ impl Bench {
     pub(crate) fn compare(&self, case: &Case) -> Result<(), String> {
         let path = self.write(case);
         let go = run(&self.go, &path);
-        let ours = run(Path::new(env!("CARGO_BIN_EXE_nebula")), &path);
+        let ours = run(&ours(), &path);
         let agree = |go_code: i32, ours_code: i32| match (go.0 == go_code, ours.0 == ours_code) {
             (true, true) => Ok(()),
             (false, _) => Err(format!("Go ends with {} and not {go_code}: {}", go.0, go.1)),
@@ -132,7 +134,7 @@ impl Bench {
     fn judge(&self, text: &str) -> Verdict {
         let path = self.folder.path().join("config.yml");
         std::fs::write(&path, text.replace("/etc/nebula", &self.folder.path().display().to_string())).unwrap();
-        let (go, ours) = (run(&self.go, &path), run(Path::new(env!("CARGO_BIN_EXE_nebula")), &path));
+        let (go, ours) = (run(&self.go, &path), run(&ours(), &path));
         match go.0 {
             code if code == ours.0 => Verdict::Agreed,
             2 if go.1.contains("panic:") => Verdict::GoPanics,
@@ -160,7 +162,7 @@ impl Bench {
         let path = dir.join("config.yml");
         let text = text.replace("/etc/nebula/host.crt", "/etc/nebula/example.crt");
         std::fs::write(&path, text.replace("/etc/nebula", &dir.display().to_string())).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_nebula"));
+        let mut command = Command::new(ours());
         let output = command.args(["-test", "-strict", "-config"]).arg(&path).output().unwrap();
         if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stdout).into_owned()) }
     }

@@ -2,11 +2,6 @@
 
 use super::bench::{Case, deviates, good, refused, remarked};
 
-/// What our remark names: without the console, the switch that enables it.
-const fn sshd(named: &'static str) -> &'static str {
-    if cfg!(feature = "ssh") { named } else { "sshd.enabled is not supported" }
-}
-
 pub(super) const CASES: &[Case] = &[
     deviates(
         "a timer of zero",
@@ -93,51 +88,47 @@ pub(super) const CASES: &[Case] = &[
     remarked(
         "sshd",
         "sshd: {enabled: true, listen: 127.0.0.1:2222, host_key: /none, authorized_users: []}",
-        sshd("sshd.host_key"),
+        "sshd.host_key",
     ),
     good("sshd off", "sshd: {enabled: false, listen: 127.0.0.1:2222}"),
-    remarked("sshd on port 22", "sshd: {enabled: true, listen: 127.0.0.1:22}", sshd("sshd.listen can not use port 22")),
-    remarked("sshd without listen", "sshd: {enabled: true}", sshd("sshd.listen must be provided")),
-    remarked(
-        "sshd listen without port",
-        "sshd: {enabled: true, listen: 127.0.0.1}",
-        sshd("invalid sshd.listen address"),
-    ),
-    remarked("sshd without host_key", "sshd: {enabled: true, listen: ':2222'}", sshd("sshd.host_key must be provided")),
+    remarked("sshd on port 22", "sshd: {enabled: true, listen: 127.0.0.1:22}", "sshd.listen can not use port 22"),
+    remarked("sshd without listen", "sshd: {enabled: true}", "sshd.listen must be provided"),
+    remarked("sshd listen without port", "sshd: {enabled: true, listen: 127.0.0.1}", "invalid sshd.listen address"),
+    remarked("sshd without host_key", "sshd: {enabled: true, listen: ':2222'}", "sshd.host_key must be provided"),
     remarked(
         "sshd with a host_key of Nebula",
         "sshd: {enabled: true, listen: ':2222', host_key: $DIR/host.key}",
-        sshd("error while adding sshd.host_key"),
+        "error while adding sshd.host_key",
     ),
     remarked(
         "sshd with a host_key that is a certificate",
         "sshd: {enabled: true, listen: ':2222', host_key: $DIR/host.crt}",
-        sshd("error while adding sshd.host_key"),
+        "error while adding sshd.host_key",
     ),
     remarked(
         "sshd users as a text",
         "sshd: {enabled: true, listen: ':2222', host_key: $DIR/ssh.key, authorized_users: me}",
-        sshd("sshd.authorized_users is no list"),
+        "sshd.authorized_users is no list",
     ),
     remarked(
         "sshd user without a name",
         "sshd: {enabled: true, listen: ':2222', host_key: $DIR/ssh.key, authorized_users: [{keys: []}]}",
-        sshd("missing the user field"),
+        "missing the user field",
     ),
     remarked(
         "sshd user without keys",
         "sshd: {enabled: true, listen: ':2222', host_key: $DIR/ssh.key, authorized_users: [{user: me}]}",
-        sshd("missing the keys field"),
+        "missing the keys field",
     ),
     remarked(
         "sshd user with a bad key",
         "sshd: {enabled: true, listen: ':2222', host_key: $DIR/ssh.key, authorized_users: [{user: me, keys: [ssh-ed25519]}]}",
-        sshd("Failed to authorize key"),
+        "Failed to authorize key",
     ),
     remarked(
         "sshd with a bad ca",
         "sshd: {enabled: true, listen: ':2222', host_key: $DIR/ssh.key, trusted_cas: [nonsense]}",
-        sshd("SSH CA had an error"),
+        "SSH CA had an error",
     ),
     remarked("sshd.enabled as a word", "sshd: {enabled: maybe}", "sshd.enabled"),
     remarked("unknown section", "nonsense: {a: 1}", "nonsense"),

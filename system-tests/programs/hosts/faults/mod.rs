@@ -1,7 +1,7 @@
 //! The matrix of faults: every code that `nebula ctl doctor` and `why` can name, and what shows it with real programs.
 //!
 //! A row on loopback starts daemons with the fault between them, asks the side that can know, and holds its whole
-//! answer: the cause first, what follows from it, and no other cause. `cargo test -p nebula-instance --test programs
+//! answer: the cause first, what follows from it, and no other cause. `cargo test -p nebula-system-tests --test programs
 //! faults` runs all of them with our peers; `-- --ignored faults` those with Go Nebula as the peer.
 
 mod between;
@@ -39,7 +39,7 @@ const HANDMADE: &str = "no program of ours or of Go makes such a message or cert
 
 const fn on_kernel(because: &'static str) -> Shown {
     let test = "the_cause_of_each_mistake_on_a_real_kernel_is_named";
-    ByTest { file: "instance/tests/programs/doctor.rs", test, because }
+    ByTest { file: "system-tests/programs/hosts/doctor.rs", test, because }
 }
 
 /// By facts that a test writes down.

@@ -1,0 +1,8 @@
+//! The node agent beside a real containerd, and beside a CA that refuses it.
+
+mod cost;
+mod node_credential;
+mod orders;
+mod prepared;
+mod repair;
+mod units;

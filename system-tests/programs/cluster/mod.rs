@@ -1,0 +1,7 @@
+//! A real Kubernetes: API server, controllers, kubelets and containerd on two nodes.
+
+mod apiserver;
+mod capture;
+mod helm;
+mod nodes;
+mod orders;

@@ -1,0 +1,29 @@
+//! Daemons of hosts, `nebula ctl` and the console, beside Go Nebula where it has the same.
+
+mod causes;
+mod configurations;
+mod console;
+mod control;
+mod credentials;
+mod dns;
+mod doctor;
+mod faults;
+mod firewall_matrix;
+mod gateways;
+mod group_relays;
+mod hostile_names;
+mod interop;
+mod log_fields;
+mod log_flood;
+mod measured_paths;
+mod metrics;
+mod no_ssh;
+mod overlay_names;
+mod path_mtu;
+mod paths;
+mod privileges;
+mod recovery;
+mod relays;
+mod rolling_swap;
+mod self_healing;
+mod soak;
