@@ -1,0 +1,76 @@
+# Functions that parts.toml names: run-tests calls each in a bash of its own, in the folder of the repository.
+# shellcheck shell=bash
+. .ci/install
+
+# The only builds that are not static, because they load the module of a token. Third-party crates are those of the unit part.
+pkcs11() {
+  dynamic --test pkcs11 -- --include-ignored && dynamic --test service -- --ignored hardware_key
+}
+dynamic() {
+  RUSTC_WORKSPACE_WRAPPER=$PWD/.ci/dynamic-rustc cargo test -q --workspace \
+    --features nebula-core/simulator,nebula-net/tower,nebula-cert/pkcs11,nebula-ca/pkcs11 "$@"
+}
+
+build_without_console() {
+  cargo build --release -p nebula-instance --bin nebula --no-default-features --target-dir target/without-console
+}
+
+# Not installed: their packages would put the machine's own names into their hands.
+fetch_resolvers() {
+  .ci/debian-package bookworm systemd-resolved target/peers/systemd-resolved lib/systemd/systemd-resolved &&
+    .ci/debian-package bookworm openresolv target/peers/openresolv sbin/resolvconf
+}
+fetch_newer_containerd() { .ci/debian-package sid containerd target/peers/containerd-sid usr/bin/containerd; }
+
+# A node agent reconciles every pod in /run/nebula-cni, and an uninstallation leaves the plugin to pods in the cache of libcni. A
+# part with agents gets a /run and a cache of its own, so that pods that another lane started are not in them.
+own_run() {
+  mkdir -p /var/lib/cni
+  # shellcheck disable=SC2016 # for the inner shell
+  unshare --mount --propagation slave sh -c \
+    'mount -t tmpfs none /run && mkdir /run/lock && mount -t tmpfs none /var/lib/cni && exec "$@"' sh "$@"
+}
+
+# Runs a command whose tests have a systemd as their first process, in a network namespace of its own.
+in_systemd() {
+  local status
+  systemd_at=$(mktemp -d /var/lib/nebula-test.XXXXXX) && ip netns add "${systemd_at##*/}" || return 1
+  trap stop_systemd EXIT
+  nsenter --net="/run/netns/${systemd_at##*/}" tests/tools/systemd-ns.sh start "$systemd_at" >/dev/null &&
+    env TMPDIR="$systemd_at" tests/tools/systemd-ns.sh sh "$systemd_at" "$@"
+  status=$?
+  # What a failed test left to look at stays.
+  ((status)) || { stop_systemd && rm -rf "$systemd_at"; }
+  return "$status"
+}
+# Also when the tests are interrupted.
+stop_systemd() {
+  trap - EXIT
+  tests/tools/systemd-ns.sh stop "$systemd_at"
+  ip netns del "${systemd_at##*/}"
+}
+
+# The programs of Kubernetes, and the chart in front of a real API server.
+kube_ready() {
+  local program
+  find_kube
+  for program in kube-apiserver kube-proxy; do
+    [[ -x $KUBE_BIN/$program ]] || {
+      echo "test: $KUBE_BIN has no $program: tests/tools/kube-build.sh $KUBE_BIN makes one, or KUBE_BIN says where there is one" >&2
+      return 1
+    }
+  done
+  .ci/chart/check helm && .ci/chart/server
+}
+with_kube() { find_kube && "$@"; }
+find_kube() {
+  KUBE_BIN=$(realpath -m "${KUBE_BIN:-target/kube}")
+  export KUBE_BIN
+}
+
+in_kernels() {
+  local suite status=0
+  export VM_ENV=NEBULA_BIN_DIR
+  for suite in ${KERNELS:-trixie}; do tests/tools/vm.sh "$suite" "$@" || status=1; done
+  return "$status"
+}
