@@ -88,3 +88,41 @@ fn every_module_and_function_that_the_table_names_is_there() {
         }
     }
 }
+
+#[test]
+fn every_ignored_test_of_the_programs_is_run_by_a_part() {
+    let programs = root().join("system-tests/programs");
+    let parts = table();
+    let only: Vec<_> = parts
+        .parts
+        .iter()
+        .flat_map(|part| &part.steps)
+        .filter_map(|step| if let Run::Tests { binary, only, .. } = &step.run { Some((binary, only)) } else { None })
+        .filter(|(binary, _)| *binary == "programs")
+        .flat_map(|(_, only)| only)
+        .map(|module| module.replace("::", "/"))
+        .collect();
+    let mut files = Vec::new();
+    rust_files(&programs, &mut files);
+    assert!(files.len() > 100, "{}", files.len());
+    for file in files {
+        if !fs::read_to_string(&file).unwrap().contains("#[ignore") {
+            continue;
+        }
+        let module = file.strip_prefix(&programs).unwrap().with_extension("").display().to_string();
+        let module = module.trim_end_matches("/mod");
+        let is_named = only.iter().any(|named| module == named || module.starts_with(&format!("{named}/")));
+        assert!(is_named, "no part runs the tests of {module}");
+    }
+}
+
+fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            rust_files(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}

@@ -1,8 +1,8 @@
 //! The matrix of faults: every code that `nebula ctl doctor` and `why` can name, and what shows it with real programs.
 //!
 //! A row on loopback starts daemons with the fault between them, asks the side that can know, and holds its whole
-//! answer: the cause first, what follows from it, and no other cause. `cargo test -p nebula-system-tests --test
-//! programs faults` runs all of them with our peers; `-- --ignored faults` those with Go Nebula as the peer.
+//! answer: the cause first, what follows from it, and no other cause. `cargo test --workspace faults` runs all of them
+//! with our peers; `-- --ignored faults` those with Go Nebula as the peer.
 
 mod between;
 mod own;
