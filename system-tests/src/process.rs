@@ -164,7 +164,7 @@ mod tests {
     fn cpu_time_is_that_of_the_process_and_its_children_and_sleep_costs_none() {
         let (lines, _) = collected();
         let processes = Processes::default();
-        let busy = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done";
+        let busy = "i=0; while [ $i -lt 600000 ]; do i=$((i+1)); done";
         let own = processes.run(shell(busy), &lines).unwrap().cpu;
         let of_a_child = processes.run(shell(&format!("sh -c '{busy}'; true")), &lines).unwrap().cpu;
         let idle = processes.run(shell("sleep 0.5"), &lines).unwrap().cpu;

@@ -117,7 +117,7 @@ fn lines_of_a_part_beside_others_are_marked() {
 #[test]
 fn cpu_time_is_the_sum_of_the_steps() {
     let (worker, _printed) = worker(TWO, Depth::Full);
-    let busy = format!("i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; {PASSED}");
+    let busy = format!("i=0; while [ $i -lt 1000000 ]; do i=$((i+1)); done; {PASSED}");
     let (worker, _folder) = with_binary(worker, &busy);
     let one = run(&worker, Place::Idle).cpu;
     assert!(one >= Duration::from_millis(100), "{one:?}");
