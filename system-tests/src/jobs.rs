@@ -12,6 +12,8 @@ pub(crate) struct Job {
     pub(crate) is_optional: bool,
     /// Runs beside the tests.
     pub(crate) is_beside: bool,
+    /// What a job beside the tests needs, PROGRAM=PACKAGE: installed before them.
+    pub(crate) packages: Vec<String>,
     /// Runs all parts of the tests.
     pub(crate) is_parts: bool,
 }
@@ -26,6 +28,7 @@ impl Jobs {
                 about: fields.text("about")?.ok_or_else(|| fields.problem("no about"))?,
                 is_optional: fields.is_set("optional")?,
                 is_beside: fields.is_set("beside")?,
+                packages: fields.texts("packages")?.unwrap_or_default(),
                 is_parts: fields.is_set("parts")?,
             };
             fields.end().map(|()| job)

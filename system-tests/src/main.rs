@@ -123,6 +123,9 @@ fn jobs_command(arguments: &[String], output: &Arc<Output>) -> Result<bool, Stri
     let turns = plan::of_jobs(&jobs, &asked, &parts);
     let usual = parts.usual();
     let worker = worker(parts, usual, Depth::Short, output).map_err(of)?;
+    for job in plan::beside(&jobs, &asked).iter().filter(|job| !job.packages.is_empty()) {
+        worker.install(&job.packages);
+    }
     let finished = run(&worker, &turns);
     output.say("");
     for job in &finished {

@@ -1,6 +1,6 @@
 //! The order in which parts and jobs run, and what runs beside what.
 
-use crate::jobs::Jobs;
+use crate::jobs::{Job, Jobs};
 use crate::parts::Parts;
 
 /// A part and a job may have the same name.
@@ -76,11 +76,9 @@ fn lanes(table: &Parts, beside: &[String]) -> Vec<Lane> {
 
 /// Jobs in the order in which they are asked for; with the tests, some run beside these once all is built.
 pub(crate) fn of_jobs(jobs: &Jobs, asked: &[String], parts: &Parts) -> Vec<Turn> {
-    let chosen: Vec<_> = asked.iter().filter_map(|name| jobs.get(name)).collect();
-    let has_tests = chosen.iter().any(|job| job.is_parts);
-    let (beside, others): (Vec<_>, Vec<_>) = chosen.into_iter().partition(|job| has_tests && job.is_beside);
-    let beside: Vec<_> = beside.into_iter().map(|job| job.name.clone()).collect();
-    let turns = others.into_iter().map(|job| {
+    let beside: Vec<_> = beside(jobs, asked).into_iter().map(|job| job.name.clone()).collect();
+    let others = asked.iter().filter(|name| !beside.contains(name)).filter_map(|name| jobs.get(name));
+    let turns = others.map(|job| {
         if job.is_parts {
             Turn::Group(job.name.clone(), of_parts(parts, &parts.usual(), &beside))
         } else {
@@ -88,6 +86,13 @@ pub(crate) fn of_jobs(jobs: &Jobs, asked: &[String], parts: &Parts) -> Vec<Turn>
         }
     });
     turns.collect()
+}
+
+/// Those that run beside the tests.
+pub(crate) fn beside<'a>(jobs: &'a Jobs, asked: &[String]) -> Vec<&'a Job> {
+    let chosen: Vec<_> = asked.iter().filter_map(|name| jobs.get(name)).collect();
+    let has_tests = chosen.iter().any(|job| job.is_parts);
+    chosen.into_iter().filter(|job| has_tests && job.is_beside).collect()
 }
 
 /// Refuses names that are not there.

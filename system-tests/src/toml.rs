@@ -248,7 +248,7 @@ impl Fields {
         tables.collect()
     }
 
-    pub(crate) fn rest(&mut self) -> Vec<String> {
+    pub(crate) fn rest(&self) -> Vec<String> {
         self.entries.iter().map(|(key, _)| key.clone()).collect()
     }
 

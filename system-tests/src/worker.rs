@@ -64,6 +64,13 @@ impl Worker {
         Outcome { is_ok, passed, failed, cpu: *lock(&run.cpu) }
     }
 
+    /// Installs packages. Whoever needs one that cannot be installed says so.
+    pub(crate) fn install(&self, packages: &[String]) {
+        let output = Arc::clone(&self.output);
+        let lines: Lines = Arc::new(move |line: &[u8]| output.line("", line));
+        let _ = self.processes.run(need(packages), &lines);
+    }
+
     pub(crate) fn run_job(&self, name: &str, place: Place) -> Outcome {
         let (output, mark) = (Arc::clone(&self.output), mark(name, place));
         self.output.say(&format!("\n=== {name}{}", if place == Place::Main { "" } else { " (beside the tests)" }));
@@ -78,8 +85,7 @@ impl Worker {
             return Err("this part needs root (namespaces, tun devices)".to_owned());
         }
         if !part.packages.is_empty() {
-            let words: Vec<_> = std::iter::once("need").chain(part.packages.iter().map(String::as_str)).collect();
-            run.must(&self.processes, function(&words))?;
+            run.must(&self.processes, need(&part.packages))?;
         }
         if part.needs_peers {
             run.must(&self.processes, command([".ci/go-nebula"]))?;
@@ -207,6 +213,11 @@ fn nice(command: &Command) -> Command {
     nice.args(["-n", "19"]).arg(command.get_program()).args(command.get_args());
     nice.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
     nice
+}
+
+fn need(packages: &[String]) -> Command {
+    let words: Vec<_> = std::iter::once("need").chain(packages.iter().map(String::as_str)).collect();
+    function(&words)
 }
 
 /// A function of parts.sh with its arguments.
