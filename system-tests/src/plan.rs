@@ -37,7 +37,8 @@ pub(crate) struct Lane {
     pub(crate) is_idle: bool,
 }
 
-/// Parts in the order in which they are asked for. Lanes are for all parts: whoever names some wants to see them one by one.
+/// Parts in the order in which they are asked for. Lanes are for all parts: whoever names some wants to see them one
+/// by one.
 pub(crate) fn of_parts(table: &Parts, asked: &[String], beside: &[String]) -> Vec<Turn> {
     let has_lanes = asked == table.usual();
     let mut turns = Vec::new();

@@ -12,7 +12,8 @@ pub(crate) fn counts(line: &[u8]) -> Option<(u32, u32)> {
     Some((before("passed;")?, before("failed;")?))
 }
 
-/// How a part ended whose commands ended so: one that ran no test failed, and so did one whose tests all passed and a command not.
+/// How a part ended whose commands ended so: one that ran no test failed, and so did one whose tests all passed and a
+/// command not.
 pub(crate) fn judge(commands_are_ok: bool, passed: u32, failed: u32) -> (bool, u32) {
     let is_ok = commands_are_ok && passed > 0 && failed == 0;
     (is_ok, if is_ok { 0 } else { failed.max(1) })

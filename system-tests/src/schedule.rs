@@ -143,7 +143,8 @@ mod tests {
             Turn::Wait,
             run("load"),
         ];
-        // The lane's first one goes on until the main one is over, and that until the lane has begun: only beside each other they end.
+        // The lane's first one goes on until the main one is over, and that until the lane has begun: only beside
+        // each other they end.
         let (begin, begun) = mpsc::channel();
         let (end, ended) = mpsc::channel();
         let (begun, ended) = (Mutex::new(begun), Mutex::new(ended));
