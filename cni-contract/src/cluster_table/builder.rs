@@ -6,12 +6,11 @@ use std::ops::Range;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use serde::{Deserialize, Serialize};
 
 use super::format::{HEADER_LEN, MAGIC, MAJOR, MINOR, SECTION_LEN, SECTIONS, SectionKind};
 use super::hash_table::{HashTable, bucket};
 use super::key_of;
-use super::table::{KIND_ADDRESS, KIND_PORT, KIND_UNKNOWN, service_key};
+use super::table::{End, KIND_ADDRESS, KIND_PORT, KIND_UNKNOWN, service_key};
 use crate::hash::mix;
 
 /// Facts about the cluster, of which [`Builder::finish`] makes a table. Of contradicting facts the one that keeps
@@ -31,19 +30,6 @@ pub struct Builder {
     parts: Vec<(u32, u16)>,
     lists: Vec<Range<usize>>,
     endpoints: Vec<ServiceEndpoint>,
-}
-
-/// Where the tunnel of a pod probably ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct End {
-    /// Address of its node.
-    pub node: IpAddr,
-    /// UDP port of its instance.
-    pub port: u16,
-    /// The port that it has if the first one was taken.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub other: Option<u16>,
 }
 
 /// A port of a Service.

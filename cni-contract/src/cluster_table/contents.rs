@@ -8,8 +8,8 @@ use std::time::Duration;
 use ipnet::{IpNet, Ipv4Subnets, Ipv6Subnets};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::builder::{Builder, End, EndpointState, ServiceEndpoint, ServicePort};
-use super::table::{ListedService, Table};
+use super::builder::{Builder, EndpointState, ServiceEndpoint, ServicePort};
+use super::table::{End, ListedService, Table};
 
 /// The contents of a table, each list in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -6,10 +6,24 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 use std::time::Duration;
 
-use super::builder::End;
+use serde::{Deserialize, Serialize};
+
 use super::format::{Layout, Record, Section, SectionKind};
 use super::hash_table::{Key, candidates};
 use super::{address_of, key_of};
+
+/// Where the tunnel of a pod probably ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct End {
+    /// Address of its node.
+    pub node: IpAddr,
+    /// UDP port of its instance.
+    pub port: u16,
+    /// The port that it has if the first one was taken.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other: Option<u16>,
+}
 
 /// A table: its bytes and their checked header.
 #[derive(Debug, Clone, Copy)]

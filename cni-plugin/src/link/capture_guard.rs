@@ -17,7 +17,7 @@ use nebula_cni_contract::netlink::nftables::{AddressSet, Chain, Header, Hook, Is
 use nebula_cni_contract::netlink::octets;
 use serde::{Deserialize, Serialize};
 
-use crate::link::clear::{Clear, ClearRules, Opens};
+use crate::link::clear::{Clear, ClearRules, Opens, clear_set};
 use crate::link::ip::{BOTH, Ip, V4, V6, bytes, not_within};
 use crate::link::pod_link::{PodLink, link_local};
 
@@ -292,15 +292,6 @@ impl CaptureGuard {
 
 /// Name of the table for frames and of that for forwarded packets.
 pub(super) const TABLE: &str = "nebula-cni-capture";
-
-/// The sets of addresses that are known not to be enrolled.
-pub(super) fn clear_sets() -> [AddressSet; 2] {
-    BOTH.map(clear_set)
-}
-
-pub(super) fn clear_set(ip: Ip) -> AddressSet {
-    AddressSet { name: if ip.is_v4 { "clear4" } else { "clear6" }.into(), is_v4: ip.is_v4, of_prefixes: true }
-}
 
 /// The sets of captured pods that a chain for forwarded packets uses; `None` for another chain.
 pub(super) fn sets_of_chain(name: &str) -> Option<[AddressSet; 2]> {

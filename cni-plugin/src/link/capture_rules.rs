@@ -9,7 +9,8 @@ use nebula_cni_contract::netlink::nftables::{self, Existing, Family, Transaction
 use nix::libc;
 
 use crate::link::attached::Attached;
-use crate::link::capture_guard::{CaptureGuard, TABLE, attachment_of, clear_sets, routed, sets_of_chain};
+use crate::link::capture_guard::{CaptureGuard, TABLE, attachment_of, routed, sets_of_chain};
+use crate::link::clear::clear_sets;
 
 /// Installs the rules of a captured pod, and those of the node if they are missing.
 ///

@@ -11,10 +11,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use nebula_cni_contract::netlink::nftables::{Field, Header, Is, Match, Rule, Set};
+use nebula_cni_contract::netlink::nftables::{AddressSet, Field, Header, Is, Match, Rule, Set};
 use serde::{Deserialize, Serialize};
 
-use crate::link::capture_guard::clear_set;
 use crate::link::ip::{BOTH, DESTINATION_PORT, Ip, SCTP, SOURCE_PORT, Side, TCP, UDP, V4, V6, ports, within};
 
 /// What the operator allows in clear.
@@ -218,3 +217,12 @@ const ADVERTISEMENT: u8 = 136;
 // Reasons, as `nft list` shows them.
 const OPENED_BY_POD: &str = "to somebody without a certificate (capture.clear)";
 const OPENED_BY_OTHERS: &str = "from somebody without a certificate (capture.clear, capture.accept)";
+
+/// The sets of addresses that are known not to be enrolled.
+pub(super) fn clear_sets() -> [AddressSet; 2] {
+    BOTH.map(clear_set)
+}
+
+pub(super) fn clear_set(ip: Ip) -> AddressSet {
+    AddressSet { name: if ip.is_v4 { "clear4" } else { "clear6" }.into(), is_v4: ip.is_v4, of_prefixes: true }
+}

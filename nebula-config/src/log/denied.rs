@@ -6,8 +6,7 @@ use nebula_core::diagnosis::{DeniedFlow, Party};
 use nebula_core::firewall::NearMiss;
 use serde_json::json;
 
-use super::events::list;
-use crate::log;
+use crate::log::{self, list};
 
 /// Its text, which is that of Go Nebula.
 pub(super) fn line(denied: &DeniedFlow) -> &'static str {

@@ -8,8 +8,7 @@ use nebula_core::{Event, TunnelDownReason};
 use serde_json::json;
 use tracing::Level;
 
-use crate::log;
-use crate::log::{cause, denied};
+use crate::log::{self, cause, denied, list};
 
 /// Logs the events of a node that runs without a [`Driver`](nebula_core::io::Driver), until their sender is dropped.
 pub fn log_until_closed(events: Receiver<Event>) {
@@ -169,10 +168,6 @@ fn log_one(event: &Event) {
         // Each event of today has a line above.
         other => tracing::debug!(event = ?other, "Event"),
     }
-}
-
-pub(super) fn list<T: ToString>(items: &[T]) -> log::Structured {
-    log::structured(items.iter().map(ToString::to_string).collect())
 }
 
 fn stage(stage: u8) -> log::Structured {

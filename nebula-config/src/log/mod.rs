@@ -152,6 +152,11 @@ pub fn structured(value: serde_json::Value) -> Structured {
     Structured { json: value, text }
 }
 
+/// A list of texts.
+pub(crate) fn list<T: ToString>(items: &[T]) -> Structured {
+    structured(items.iter().map(ToString::to_string).collect())
+}
+
 /// The origin of a datagram: with the key `way` in JSON lines, bare in text lines.
 pub(crate) fn origin(way: &'static str, from: &str) -> Structured {
     Structured { json: serde_json::json!({ way: from }), text: from.to_owned() }

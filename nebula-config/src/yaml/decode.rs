@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use super::scalar::{MERGE, STR, Scalar};
+use super::scalar::{MERGE, MERGE_KEY, STR, Scalar};
 use super::{Document, Kind};
 use crate::Value;
 
@@ -218,8 +218,6 @@ fn allowed_share(decoded: u64) -> f64 {
     let decoded = decoded as f64;
     if decoded <= LOW { 0.99 } else { 0.99 - 0.89 * ((decoded - LOW) / (HIGH - LOW)) }
 }
-
-pub(crate) const MERGE_KEY: &str = "<<";
 
 /// Twice the parser's limit: through aliases a value may be deeper than it is written, and each level takes room on
 /// the stack.

@@ -5,8 +5,8 @@ mod node;
 mod scalar;
 
 use super::{Error, Value};
-pub(super) use decode::MERGE_KEY;
 pub(super) use node::{Document, Kind};
+pub(super) use scalar::MERGE_KEY;
 
 /// Longest text of one configuration file, in bytes.
 pub const MAX_TEXT: usize = 8 << 20;

@@ -4,10 +4,11 @@ use std::borrow::Cow;
 
 use base64::Engine as _;
 
-use super::decode::MERGE_KEY;
 use crate::Value;
 
 pub(super) const STR: &str = "!!str";
+/// The plain text that has this tag.
+pub(crate) const MERGE_KEY: &str = "<<";
 pub(super) const MERGE: &str = "!!merge";
 
 /// The tags that the text must fit.
