@@ -13,9 +13,9 @@ use super::cluster::{binary, tool};
 /// The namespace of the chart.
 pub const NAMESPACE: &str = "nebula-system";
 
-/// Of `kubectl delete`. The kubelet of 1.20 keeps a deleted pod until its sandbox is removed. If it sees the sandbox end
-/// later than the container, the garbage collection removes it, once a minute (kubernetes/kubernetes#97288, mended in
-/// later releases).
+/// Of `kubectl delete`. The kubelet of 1.20 keeps a deleted pod until its sandbox is removed. If it sees the sandbox
+/// end later than the container, the garbage collection removes it, once a minute (kubernetes/kubernetes#97288,
+/// mended in later releases).
 pub const DELETED_WITHIN: &str = "--timeout=75s";
 
 /// Two nodes, `test-node` (1, 192.0.2.10) and `node2` (2, 192.0.2.11); removed on drop.
