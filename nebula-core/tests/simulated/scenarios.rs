@@ -73,9 +73,11 @@ fn the_table_names_every_scenario_and_no_other() {
 
 /// Every test of the programs and libraries, with its file.
 fn all_tests(root: &Path) -> Vec<(PathBuf, String)> {
-    let packages = ["nebula-cert", "nebula-core", "nebula-net", "ca", "cni-plugin", "instance", "proxy", "agent"];
-    let mut folders: Vec<_> =
-        packages.iter().flat_map(|package| ["src", "tests"].map(|folder| root.join(package).join(folder))).collect();
+    let packages = std::fs::read_dir(root).expect("the repository").map(|entry| entry.expect("an entry").path());
+    let mut folders: Vec<_> = packages
+        .filter(|package| package.join("Cargo.toml").is_file())
+        .flat_map(|package| ["src", "tests", "programs"].map(|folder| package.join(folder)))
+        .collect();
     let mut found = Vec::new();
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).into_iter().flatten() {
