@@ -1,7 +1,7 @@
 //! What a test message says, by its body: the one parser of all that test requests and their replies are used for.
 //!
 //! Bodies are told apart by a mark at their beginning. Go Nebula before 1.11 garbles what it returns and leaves
-//! nothing but the length, so 15 bytes without a mark answer a challenge, and 16 bytes a short [`SizeProbe`].
+//! nothing but the length, so 15 bytes without a mark answer a challenge, and 16 bytes a short `SizeProbe`.
 
 use super::challenge::{Challenge, ChallengeReply};
 use super::header::MessageType;
