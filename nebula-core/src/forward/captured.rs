@@ -60,6 +60,7 @@ enum Aside {
 }
 
 impl From<Course> for Fate {
+    #[inline(always)]
     fn from(course: Course) -> Self {
         match course {
             Course::Direct => Self::Tunnel(Form::AsItIs),
@@ -116,6 +117,7 @@ impl Captured<'_, '_> {
     }
 
     /// An ICMP error about a packet of a translated flow is translated, too.
+    #[inline(always)]
     fn form_of_error(&self, packet: &Outgoing<'_>) -> Option<Form> {
         if !icmp::is_error(packet.bytes, packet.parsed) {
             return None;
@@ -128,6 +130,7 @@ impl Captured<'_, '_> {
     }
 
     /// Gives the packet's flow a course, or finds the one that it has in the shared tables.
+    #[inline(always)]
     fn new_course(&mut self, packet: &Outgoing<'_>) -> Result<Course, Stop> {
         let Egress { forwarder, snapshot, now, .. } = *self.stage;
         let (parsed, firewall) = (packet.parsed, self.stage.firewall());
@@ -173,6 +176,7 @@ impl Captured<'_, '_> {
     }
 
     /// Remembers what becomes of a packet in fragments.
+    #[inline(always)]
     fn note_first_fragment(&self, packet: &Outgoing<'_>, outcome: Outcome) {
         if !packet.parsed.flow.fragment
             && let Some(identity) = Identity::of(packet.bytes, packet.parsed, true)
