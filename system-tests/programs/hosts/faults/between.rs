@@ -159,7 +159,9 @@ pub(super) fn relay_that_does_not_relay(peer: Peer) {
     let lighthouse = site.start(Peer::Ours, &lighthouse);
     let through = calls(X, lighthouse.at);
     let _right = site.start(peer, &Spec::new("right", R, &ca).more(format!("{through}relay: {{relays: [{X}]}}\n")));
-    let left = site.start(Peer::Ours, &Spec::new("left", L, &ca).more(format!("{through}relay: {{force: true}}\n")));
+    let nowhere = format!("remote_allow_ranges: {{{R}/32: {{0.0.0.0/0: false, '::/0': false}}}}");
+    let through = through.replace("interval: 1", &format!("interval: 1, {nowhere}"));
+    let left = site.start(Peer::Ours, &Spec::new("left", L, &ca).more(through));
     left.why(R, &["relay_no_answer"]);
     lighthouse.doctor(&["relay_refused"]);
 }
