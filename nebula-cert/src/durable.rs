@@ -18,23 +18,7 @@ pub fn replace(
     content: &mut dyn Read,
     check: impl FnOnce(&Path) -> io::Result<()>,
 ) -> io::Result<()> {
-    let temporary = temporary(path);
-    let written = (|| {
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary)?;
-        io::copy(content, &mut file)?;
-        // The umask may have taken bits away.
-        file.set_permissions(fs::Permissions::from_mode(mode))?;
-        file.sync_all()?;
-        // A program that is still open for writing cannot be run.
-        drop(file);
-        check(&temporary)?;
-        fs::rename(&temporary, path)?;
-        sync_parent(path)
-    })();
-    if written.is_err() {
-        let _ = fs::remove_file(&temporary);
-    }
-    written
+    put_in_place(path, mode, content, check, || Ok(()))
 }
 
 /// As [`replace`], for a file that one process at a time writes: what earlier ones left, when they were killed, is
@@ -48,10 +32,46 @@ pub fn replace_alone(
     content: &mut dyn Read,
     check: impl FnOnce(&Path) -> io::Result<()>,
 ) -> io::Result<()> {
-    if let (Some(dir), Some(name)) = (path.parent(), path.file_name()) {
-        remove_stale(dir, |stale| name == stale);
-    }
+    remove_own_stale(path);
     replace(path, mode, content, check)
+}
+
+/// As [`replace_alone`], for a file that belongs to another one: that is renamed, `from` to `to`, right behind it, so that
+/// the two are of different age only for a moment.
+///
+/// # Errors
+/// As [`replace`]; the new file is in place if only the other one cannot be renamed.
+pub fn replace_pair(path: &Path, mode: u32, content: &mut dyn Read, (from, to): (&Path, &Path)) -> io::Result<()> {
+    remove_own_stale(path);
+    put_in_place(path, mode, content, |_| Ok(()), || fs::rename(from, to))
+}
+
+/// Writes a file beside `path`, moves it there and calls `and_then` before the folder is synced.
+fn put_in_place(
+    path: &Path,
+    mode: u32,
+    content: &mut dyn Read,
+    check: impl FnOnce(&Path) -> io::Result<()>,
+    and_then: impl FnOnce() -> io::Result<()>,
+) -> io::Result<()> {
+    let temporary = temporary(path);
+    let written = (|| {
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary)?;
+        io::copy(content, &mut file)?;
+        // The umask may have taken bits away.
+        file.set_permissions(fs::Permissions::from_mode(mode))?;
+        file.sync_all()?;
+        // A program that is still open for writing cannot be run.
+        drop(file);
+        check(&temporary)?;
+        fs::rename(&temporary, path)?;
+        and_then()?;
+        sync_parent(path)
+    })();
+    if written.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+    written
 }
 
 /// Removes a file durably.
@@ -63,6 +83,12 @@ pub fn remove(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
         Ok(()) => sync_parent(path),
+    }
+}
+
+fn remove_own_stale(path: &Path) {
+    if let (Some(dir), Some(name)) = (path.parent(), path.file_name()) {
+        remove_stale(dir, |stale| name == stale);
     }
 }
 
@@ -128,6 +154,19 @@ mod tests {
         let mut left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         left.sort();
         assert_eq!(left, [".other.tmp-7-0", "file"]);
+    }
+
+    #[test]
+    fn two_files_that_belong_together_change_together_or_the_second_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let [certificate, next, key] = ["certificate", "key.next", "key"].map(|name| dir.path().join(name));
+        fs::write(&next, b"two").unwrap();
+        replace_pair(&certificate, 0o644, &mut &b"of two"[..], (&next, &key)).unwrap();
+        assert_eq!([fs::read(&certificate).unwrap(), fs::read(&key).unwrap()], [b"of two".to_vec(), b"two".to_vec()]);
+        assert!(!next.exists());
+        assert!(replace_pair(&certificate, 0o644, &mut &b"of three"[..], (&next, &key)).is_err());
+        assert_eq!([fs::read(&certificate).unwrap(), fs::read(&key).unwrap()], [b"of three".to_vec(), b"two".to_vec()]);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "the failed attempt left a file");
     }
 
     #[test]

@@ -305,6 +305,12 @@ impl Files {
         self.write(path, bytes, 0o644).map(|()| true)
     }
 
+    /// Writes the certificate, and moves its key in place at once: between the two, [`Files::complete`] is needed.
+    pub(super) fn write_pair(&self, certificate: &[u8]) -> Result<(), Error> {
+        let (path, next, key) = (self.certificate(), self.next_key(), self.key());
+        durable::replace_pair(&path, 0o644, &mut &*certificate, (&next, &key)).map_err(failed("write", &path))
+    }
+
     pub(super) fn write(&self, path: &Path, bytes: &[u8], mode: u32) -> Result<(), Error> {
         durable::replace_alone(path, mode, &mut &*bytes, |_| Ok(())).map_err(failed("write", path))
     }

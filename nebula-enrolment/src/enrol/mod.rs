@@ -313,8 +313,7 @@ pub fn renew_by(client: &CaClient, files: &Files, within: Duration, now: UnixTim
     files.remember_networks(issued.identity.networks())?;
     files.write(&files.next_key(), pem.as_bytes(), 0o600)?;
     write_trust(files, &issued, &reply)?;
-    files.write(&files.certificate(), reply.certificate.as_bytes(), 0o644)?;
-    std::fs::rename(files.next_key(), files.key()).map_err(failed("write", &files.key()))?;
+    files.write_pair(reply.certificate.as_bytes())?;
     Ok(issued)
 }
 

@@ -278,7 +278,8 @@ impl Attack {
                 command
             }
         };
-        command.args(["--ignored", "--exact", "walls::attacker", "--nocapture"]);
+        let (_, here) = module_path!().split_once("::").expect("a module of this program");
+        command.args(["--ignored", "--exact", &format!("{here}::attacker"), "--nocapture"]);
         let command = command.env(ATTACK, json!(self).to_string()).current_dir("/");
         let output = command.output().expect("the attacker runs");
         let _ = fs::remove_file(std::env::temp_dir().join(format!("attacker-{}", std::process::id())));
