@@ -36,8 +36,8 @@ pub fn replace_alone(
     replace(path, mode, content, check)
 }
 
-/// As [`replace_alone`], for a file that belongs to another one: that is renamed, `from` to `to`, right behind it, so that
-/// the two are of different age only for a moment.
+/// As [`replace_alone`], for a file that belongs to another one: that is renamed, `from` to `to`, right behind it, so
+/// that the two are of different age only for a moment.
 ///
 /// # Errors
 /// As [`replace`]; the new file is in place if only the other one cannot be renamed.
