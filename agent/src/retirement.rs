@@ -1,12 +1,12 @@
 //! The marker of an uninstallation, by which a running agent learns that it must put nothing back.
 //!
-//! An uninstallation holds a shared lock on the marker and refreshes it while it works, so that the kernel tells
-//! whether one is under way. One that is told to end removes the marker. One that was interrupted leaves it, and may
-//! be tried again: by kubelet within five minutes, by an operator whenever. So an agent that sees a marker change
-//! while it runs stays retired. Only one that was started later, with a marker that stays as it was, takes it for a
-//! leftover: it belongs to a new installation. It waits until an interrupted uninstallation would have been tried
-//! again. One that ended and had to leave the plugin on the node says so in the marker, and a new installation begins
-//! at once.
+//! An uninstallation holds a shared lock on the marker and refreshes it while it works, so an agent can see from the
+//! lock whether an uninstallation is running. An uninstallation that receives a signal to stop removes the marker. An
+//! interrupted one leaves it, and may be tried again: by kubelet within five minutes, by an operator at any time. So
+//! an agent that sees a marker change while it runs stays retired. Only one that was started later, with a marker
+//! that stays as it was, takes it for a leftover: it belongs to a new installation. It waits until an interrupted
+//! uninstallation would have been tried again. One that ended and had to leave the plugin on the node says so in the
+//! marker, and a new installation begins at once.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};

@@ -1,7 +1,8 @@
 //! Go Nebula's debug console over SSH: the same commands, answered by a running node and its [`Daemon`].
 //!
-//! A user logs in with a key from the configuration, or with a certificate of a CA named there; there are no passwords,
-//! no forwarding and no file transfers. One thread serves all sessions; without `sshd.enabled` there is none.
+//! A user logs in with a key from the configuration, or with a certificate of a CA named there. There are no
+//! passwords, no forwarding and no file transfers. One thread serves all sessions; without `sshd.enabled` there is
+//! none.
 
 mod access;
 mod answers;

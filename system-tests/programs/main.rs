@@ -1,4 +1,4 @@
-//! Tests of the programs with real sockets, devices, kernels and runtimes: one folder per product, one program to link.
+//! Tests of the programs with real sockets, devices, kernels and runtimes: one folder per product, one test binary.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! What the cluster table of a node holds, out of the facts and of what is believed of them.
+//! Builds the cluster table of a node from the facts and the judgement about them.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

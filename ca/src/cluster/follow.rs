@@ -308,8 +308,8 @@ const SILENT_FOR: Duration = Duration::from_secs(75);
 const MAX_EVENT_BYTES: usize = 16 << 20;
 /// Shorter than the time that callers give us.
 const KNOWN_WITHIN: Duration = Duration::from_secs(4);
-/// What was known is believed so long after the connection was lost. A pod that starts meanwhile has been asked for
-/// by name as well.
+/// How long the last known state is used after the connection was lost. A pod that starts in this time is also looked
+/// up by its name.
 const BELIEVED_FOR: Duration = Duration::from_secs(30);
 const REOPEN_AFTER: Duration = Duration::from_millis(200);
 const RETRY_AFTER: Duration = Duration::from_secs(1);

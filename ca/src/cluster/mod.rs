@@ -1,7 +1,7 @@
 //! Facts from the Kubernetes API server: who owns a token, what a pod is, and which addresses a node gives to its pods.
 //!
-//! We define small types with only the fields that are used, so that servers of any age are understood. Nothing is
-//! cached but who has which address: each other answer decides about one request.
+//! We define small types with only the fields that are used, so that servers of any age are understood. Only the
+//! holders of addresses are cached; every other answer is used for one request.
 
 mod claims;
 #[cfg(feature = "kubernetes")]
@@ -9,6 +9,7 @@ mod follow;
 #[cfg(feature = "kubernetes")]
 mod kube;
 mod occupancy;
+#[cfg(feature = "kubernetes")]
 mod request;
 
 use std::{

@@ -42,8 +42,8 @@ pub(crate) fn open(directory: &Directory, beginning: Beginning) -> Result<Box<dy
     open_database(&database, beginning)
 }
 
-/// Whether a ledger may begin where there is none. That of a CA which has signed knows what is blocked and who has
-/// which address: without it, the service would let in whoever was revoked and give away addresses that are in use.
+/// Whether a new ledger may be created if there is none. Once a CA has signed, its ledger records revocations and
+/// addresses in use: an empty one would let revoked hosts in and give their addresses away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Beginning {
     Allowed,

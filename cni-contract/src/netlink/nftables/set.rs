@@ -17,8 +17,8 @@ pub struct Set {
     pub name: Cow<'static, str>,
     /// Length of a key in bytes, with each field padded to a multiple of four.
     pub key_len: u32,
-    /// Maximum number of keys; once the set is full, no further key is added. The kernel allocates memory for so many
-    /// at once, but not with 0: then the memory grows with the keys, of which there are at most 65,535.
+    /// Maximum number of keys; the kernel refuses further ones. It allocates memory for all of them at once. With 0 the
+    /// memory grows with the keys, up to 65,535.
     pub size: u32,
 }
 
