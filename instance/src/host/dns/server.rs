@@ -224,8 +224,10 @@ mod tests {
         }
     }
 
+    /// A port that is free for UDP may be taken for TCP, by a connection of another test.
     fn start(text: &str) -> (Server, SocketAddr) {
-        let sockets = Sockets::bind(&["127.0.0.1:0".parse().unwrap()]).unwrap();
+        let any = ["127.0.0.1:0".parse().unwrap()];
+        let sockets = (0..100).map(|_| Sockets::bind(&any).unwrap()).find(|sockets| sockets.tcp.is_some()).unwrap();
         let address = sockets.address().unwrap();
         (Server::start(sockets, Same(text.to_owned()), || (), || ()).unwrap(), address)
     }
