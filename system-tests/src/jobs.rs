@@ -1,37 +1,45 @@
 //! The table of jobs of continuous integration; what each does is a function of `.ci/jobs.sh` of its name.
 
-use crate::toml::{self, Fields};
+use serde::Deserialize;
 
 pub(crate) struct Jobs {
     pub(crate) jobs: Vec<Job>,
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Job {
+    #[serde(skip)]
     pub(crate) name: String,
     pub(crate) about: String,
+    #[serde(rename = "optional", default)]
     pub(crate) is_optional: bool,
     /// Runs beside the tests.
+    #[serde(rename = "beside", default)]
     pub(crate) is_beside: bool,
     /// What a job beside the tests needs, PROGRAM=PACKAGE: installed before them.
+    #[serde(default)]
     pub(crate) packages: Vec<String>,
     /// Runs all parts of the tests.
+    #[serde(rename = "parts", default)]
     pub(crate) is_parts: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    /// In the order of the file.
+    job: toml::Table,
 }
 
 impl Jobs {
     pub(crate) fn read(text: &str) -> Result<Self, String> {
-        let jobs = toml::read(text)?.into_iter().map(|section| {
-            let name = section.name.strip_prefix("job.").ok_or_else(|| format!("[{}] is not known", section.name))?;
-            let mut fields = Fields::new(section.name.clone(), section.entries);
-            let job = Job {
-                name: name.to_owned(),
-                about: fields.text("about")?.ok_or_else(|| fields.problem("no about"))?,
-                is_optional: fields.is_set("optional")?,
-                is_beside: fields.is_set("beside")?,
-                packages: fields.texts("packages")?.unwrap_or_default(),
-                is_parts: fields.is_set("parts")?,
-            };
-            fields.end().map(|()| job)
+        let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
+        let jobs = file.job.into_iter().map(|(name, fields)| {
+            let problem = |error: toml::de::Error| format!("job {name}: {}", error.to_string().trim_end());
+            let mut job: Job = fields.try_into().map_err(problem)?;
+            job.name = name;
+            Ok(job)
         });
         Ok(Self { jobs: jobs.collect::<Result<_, String>>()? })
     }
@@ -67,7 +75,7 @@ mod tests {
 
     #[test]
     fn a_job_that_says_what_nobody_knows_is_refused() {
-        let error = Jobs::read("[job.fmt]\nabout = \"x\"\noptinal = true\n").err();
-        assert_eq!(error.as_deref(), Some("job.fmt: optinal is not known"));
+        let error = Jobs::read("[job.fmt]\nabout = \"x\"\noptinal = true\n").err().unwrap();
+        assert!(error.starts_with("job fmt: unknown field `optinal`"), "{error}");
     }
 }

@@ -12,7 +12,6 @@ mod plan;
 mod process;
 mod results;
 mod schedule;
-mod toml;
 mod worker;
 
 use std::env;
@@ -154,8 +153,8 @@ fn worker(parts: Parts, asked: Vec<String>, usual_depth: Depth, output: &Arc<Out
         depth: env::var("DEPTH").map_or(Ok(usual_depth), |text| Depth::parse(&text))?,
         asked,
         output: Arc::clone(output),
-        release: Release::new(parts.release.clone(), Arc::clone(&processes)),
-        binaries: TestBinaries::new(&parts.features, &parts.binaries),
+        release: Release::new(parts.cargo.release.clone(), Arc::clone(&processes)),
+        binaries: TestBinaries::new(&parts.cargo.features, &parts.cargo.binaries),
         processes,
         parts,
     })

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::toml::{self, Fields};
+use serde::Deserialize;
 
 /// How much a part runs: what every change needs, or all.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Depth {
     Short,
     Full,
@@ -24,7 +25,14 @@ impl Depth {
 pub(crate) struct Parts {
     pub(crate) parts: Vec<Part>,
     pub(crate) lanes_after: String,
-    /// Arguments of cargo for every build of tests.
+    pub(crate) cargo: Cargo,
+}
+
+/// How cargo is called.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Cargo {
+    /// Arguments for every build of tests.
     pub(crate) features: Vec<String>,
     /// Test binaries that are run without cargo.
     pub(crate) binaries: Vec<String>,
@@ -32,30 +40,44 @@ pub(crate) struct Parts {
     pub(crate) release: Vec<String>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Part {
+    #[serde(skip)]
     pub(crate) name: String,
     pub(crate) about: String,
+    #[serde(default)]
     pub(crate) short: String,
+    #[serde(default)]
     pub(crate) full: String,
+    #[serde(rename = "optional", default)]
     pub(crate) is_optional: bool,
+    #[serde(rename = "root", default)]
     pub(crate) needs_root: bool,
+    #[serde(default)]
     pub(crate) packages: Vec<String>,
+    #[serde(rename = "peers", default)]
     pub(crate) needs_peers: bool,
     pub(crate) check: Option<String>,
+    #[serde(rename = "release", default)]
     pub(crate) needs_release: bool,
-    pub(crate) env_short: Vec<(String, String)>,
-    pub(crate) env_full: Vec<(String, String)>,
+    #[serde(default)]
+    pub(crate) env_short: BTreeMap<String, String>,
+    #[serde(default)]
+    pub(crate) env_full: BTreeMap<String, String>,
     pub(crate) lane: Option<String>,
+    #[serde(rename = "alone", default)]
     pub(crate) is_alone: bool,
+    under: Option<String>,
     pub(crate) steps: Vec<Step>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Deserialize)]
+#[serde(try_from = "StepFields")]
 pub(crate) struct Step {
     pub(crate) run: Run,
     pub(crate) depth: Option<Depth>,
-    pub(crate) env: Vec<(String, String)>,
+    pub(crate) env: BTreeMap<String, String>,
     pub(crate) under: Option<String>,
     pub(crate) is_shown: bool,
     pub(crate) threads_per_processor: Option<u32>,
@@ -74,41 +96,51 @@ pub(crate) enum Run {
     Shell(String),
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    cargo: Cargo,
+    schedule: Schedule,
+    #[serde(default)]
+    packages: BTreeMap<String, Vec<String>>,
+    /// In the order of the file.
+    part: toml::Table,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Schedule {
+    lanes_after: String,
+}
+
+/// A step as it is written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StepFields {
+    tests: Option<String>,
+    only: Option<Vec<String>>,
+    skip: Option<Vec<String>>,
+    skip_short: Option<Vec<String>>,
+    ignored: Option<Vec<String>>,
+    cargo: Option<Vec<String>>,
+    shell: Option<String>,
+    depth: Option<Depth>,
+    #[serde(default)]
+    env: BTreeMap<String, String>,
+    under: Option<String>,
+    #[serde(default)]
+    nocapture: bool,
+    threads_per_processor: Option<u32>,
+    #[serde(default)]
+    starts_release: bool,
+}
+
 impl Parts {
     pub(crate) fn read(text: &str) -> Result<Self, String> {
-        let mut packages = BTreeMap::new();
-        let mut found = Self {
-            parts: Vec::new(),
-            lanes_after: String::new(),
-            features: Vec::new(),
-            binaries: Vec::new(),
-            release: Vec::new(),
-        };
-        for section in toml::read(text)? {
-            let mut fields = Fields::new(section.name.clone(), section.entries);
-            match section.name.as_str() {
-                "cargo" => {
-                    found.features = fields.texts("features")?.unwrap_or_default();
-                    found.binaries = fields.texts("binaries")?.unwrap_or_default();
-                    found.release = fields.texts("release")?.unwrap_or_default();
-                }
-                "schedule" => found.lanes_after = fields.text("lanes_after")?.unwrap_or_default(),
-                "packages" => {
-                    for name in fields.rest() {
-                        let set = fields.texts(&name)?.unwrap_or_default();
-                        packages.insert(name, set);
-                    }
-                }
-                name => {
-                    let name = name.strip_prefix("part.").ok_or_else(|| format!("[{name}] is not known"))?;
-                    found.parts.push(part(name, &mut fields)?);
-                }
-            }
-            fields.end()?;
-        }
-        for part in &mut found.parts {
-            part.packages = expand(&part.name, &part.packages, &packages)?;
-        }
+        let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
+        let parts = file.part.into_iter().map(|(name, fields)| part(name, fields, &file.packages));
+        let found =
+            Self { parts: parts.collect::<Result<_, _>>()?, lanes_after: file.schedule.lanes_after, cargo: file.cargo };
         found.check()?;
         Ok(found)
     }
@@ -133,7 +165,7 @@ impl Parts {
             }
             for step in &part.steps {
                 if let Run::Tests { binary, .. } = &step.run
-                    && !self.binaries.contains(binary)
+                    && !self.cargo.binaries.contains(binary)
                 {
                     return Err(format!("part {}: {binary} is not among the binaries", part.name));
                 }
@@ -143,62 +175,45 @@ impl Parts {
     }
 }
 
-fn part(name: &str, fields: &mut Fields) -> Result<Part, String> {
-    let under = fields.text("under")?;
-    let part = Part {
-        name: name.to_owned(),
-        about: fields.text("about")?.ok_or_else(|| fields.problem("no about"))?,
-        short: fields.text("short")?.unwrap_or_default(),
-        full: fields.text("full")?.unwrap_or_default(),
-        is_optional: fields.is_set("optional")?,
-        needs_root: fields.is_set("root")?,
-        packages: fields.texts("packages")?.unwrap_or_default(),
-        needs_peers: fields.is_set("peers")?,
-        check: fields.text("check")?,
-        needs_release: fields.is_set("release")?,
-        env_short: fields.pairs("env_short")?,
-        env_full: fields.pairs("env_full")?,
-        lane: fields.text("lane")?,
-        is_alone: fields.is_set("alone")?,
-        steps: fields
-            .tables("steps")?
-            .into_iter()
-            .map(|entry| step(entry, under.as_deref()))
-            .collect::<Result<_, _>>()?,
-    };
-    if part.steps.is_empty() { Err(fields.problem("no steps")) } else { Ok(part) }
+fn part(name: String, fields: toml::Value, packages: &BTreeMap<String, Vec<String>>) -> Result<Part, String> {
+    let of = |problem: &str| format!("part {name}: {problem}");
+    let mut part: Part = fields.try_into().map_err(|error: toml::de::Error| of(error.to_string().trim_end()))?;
+    if part.steps.is_empty() {
+        return Err(of("no steps"));
+    }
+    part.packages = expand(&name, &part.packages, packages)?;
+    for step in part.steps.iter_mut().filter(|step| matches!(step.run, Run::Tests { .. })) {
+        step.under = step.under.take().or_else(|| part.under.clone());
+    }
+    part.name = name;
+    Ok(part)
 }
 
-fn step(mut fields: Fields, under: Option<&str>) -> Result<Step, String> {
-    let tests = fields.text("tests")?;
-    let (only, skip, skip_short) = (fields.texts("only")?, fields.texts("skip")?, fields.texts("skip_short")?);
-    if tests.is_none() && (only.is_some() || skip.is_some() || skip_short.is_some()) {
-        return Err(fields.problem("only and skip are for tests"));
+impl TryFrom<StepFields> for Step {
+    type Error = &'static str;
+
+    fn try_from(fields: StepFields) -> Result<Self, Self::Error> {
+        let has_filter = fields.only.is_some() || fields.skip.is_some() || fields.skip_short.is_some();
+        let (only, skip) = (fields.only.unwrap_or_default(), fields.skip.unwrap_or_default());
+        let skip_short = fields.skip_short.unwrap_or_default();
+        let run = match (fields.tests, fields.ignored, fields.cargo, fields.shell) {
+            (Some(binary), None, None, None) => Run::Tests { binary, only, skip, skip_short },
+            (None, ..) if has_filter => return Err("only and skip are for tests"),
+            (None, Some(arguments), None, None) => Run::Ignored(arguments),
+            (None, None, Some(arguments), None) => Run::Cargo(arguments),
+            (None, None, None, Some(function)) => Run::Shell(function),
+            _ => return Err("a step is one of tests, ignored, cargo and shell"),
+        };
+        Ok(Self {
+            run,
+            depth: fields.depth,
+            env: fields.env,
+            under: fields.under,
+            is_shown: fields.nocapture,
+            threads_per_processor: fields.threads_per_processor,
+            starts_release: fields.starts_release,
+        })
     }
-    let (only, skip, skip_short) = (only.unwrap_or_default(), skip.unwrap_or_default(), skip_short.unwrap_or_default());
-    let mut kinds = vec![
-        tests.map(|binary| Run::Tests { binary, only, skip, skip_short }),
-        fields.texts("ignored")?.map(Run::Ignored),
-        fields.texts("cargo")?.map(Run::Cargo),
-        fields.text("shell")?.map(Run::Shell),
-    ];
-    kinds.retain(Option::is_some);
-    let (1, Some(Some(run))) = (kinds.len(), kinds.pop()) else {
-        return Err(fields.problem("not one of tests, ignored, cargo and shell"));
-    };
-    let own_under = fields.text("under")?;
-    let is_tests = matches!(run, Run::Tests { .. });
-    let step = Step {
-        depth: fields.text("depth")?.map(|text| Depth::parse(&text)).transpose()?,
-        env: fields.pairs("env")?,
-        under: own_under.or_else(|| under.filter(|_| is_tests).map(str::to_owned)),
-        is_shown: fields.is_set("nocapture")?,
-        threads_per_processor: fields.number("threads_per_processor")?,
-        starts_release: fields.is_set("starts_release")?,
-        run,
-    };
-    fields.end()?;
-    Ok(step)
 }
 
 /// Packages with the sets that they name in their place, each once.

@@ -139,12 +139,12 @@ impl Worker {
             }
             Run::Ignored(arguments) => {
                 add(&["cargo", "test", "-q"]);
-                self.parts.features.iter().chain(arguments).for_each(|word| add(&[word]));
+                self.parts.cargo.features.iter().chain(arguments).for_each(|word| add(&[word]));
                 add(&["--", "--ignored", "--test-threads=1"]);
             }
             Run::Cargo(arguments) => {
                 add(&["cargo", "test"]);
-                self.parts.features.iter().chain(arguments).for_each(|word| add(&[word]));
+                self.parts.cargo.features.iter().chain(arguments).for_each(|word| add(&[word]));
             }
             Run::Shell(name) => return function_words(&[name]),
         }
@@ -159,8 +159,8 @@ impl Worker {
 
     fn environment(&self, part: &Part, step: &Step) -> Vec<(String, String)> {
         let of_depth = if self.depth == Depth::Short { &part.env_short } else { &part.env_full };
-        let mut environment: Vec<_> =
-            of_depth.iter().filter(|(name, _)| env::var_os(name).is_none()).cloned().collect();
+        let unset = of_depth.iter().filter(|(name, _)| env::var_os(name).is_none());
+        let mut environment: Vec<_> = unset.map(|(name, value)| (name.clone(), value.clone())).collect();
         let release = self.root.join("target/x86_64-unknown-linux-gnu/release");
         if matches!(step.run, Run::Tests { .. } | Run::Ignored(_)) {
             environment.push(("NEBULA_BIN_DIR".to_owned(), release.display().to_string()));
