@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use self::town::{DNS, SOON, Town, pod};
-use crate::world::kube::{NAMESPACE, text};
+use crate::world::kube::{NAMESPACE, REPLACED_WITHIN, text};
 use crate::world::pod_traffic::{self, Answer, Asker, OPEN, SECRET, Wiretaps, within};
 
 #[test]
@@ -160,7 +160,7 @@ fn a_backend_that_is_rolled_refuses_nobody_and_an_endpoint_that_leaves_gets_no_n
         town.nodes.kubectl(&["rollout", "restart", "-n", namespace, "deployment/rolled"]);
     }
     for namespace in ["shop", "other"] {
-        town.nodes.wait_for_rollout(namespace, "deployment/rolled", Duration::from_secs(120));
+        town.nodes.wait_for_rollout(namespace, "deployment/rolled", REPLACED_WITHIN);
     }
     std::thread::sleep(Duration::from_secs(12));
     let [through, clear] = [&ours, &plain].map(|asker| asker.course());
@@ -256,7 +256,7 @@ fn traffic_goes_on_while_the_parts_of_the_control_plane_are_away_one_by_one_and_
             a_new_pod_is_reached(&town, &client, "unheard");
         }
         town.scale(kind, name, replicas);
-        town.nodes.wait_for_rollout(NAMESPACE, &format!("{kind}/{name}"), Duration::from_secs(60));
+        town.nodes.wait_for_rollout(NAMESPACE, &format!("{kind}/{name}"), REPLACED_WITHIN);
         check(&format!("{what} back"), from);
     }
     let from = Instant::now();
@@ -264,7 +264,7 @@ fn traffic_goes_on_while_the_parts_of_the_control_plane_are_away_one_by_one_and_
     std::thread::sleep(away);
     check("agents away", from);
     town.agents(true);
-    town.nodes.wait_for_parts(Instant::now() + Duration::from_secs(60));
+    town.nodes.wait_for_parts(Instant::now() + REPLACED_WITHIN);
     check("agents back", from);
     let from = Instant::now();
     let server = town.kill_api_server();
@@ -285,7 +285,7 @@ fn traffic_goes_on_while_the_parts_of_the_control_plane_are_away_one_by_one_and_
     town.scale("deployment", "nebula-ca", ca);
     town.scale("statefulset", "nebula-lighthouse", lighthouses);
     town.agents(true);
-    town.nodes.wait_for_parts(Instant::now() + Duration::from_secs(90));
+    town.nodes.wait_for_parts(Instant::now() + REPLACED_WITHIN);
     check("all of them back", from);
     // And news are followed again.
     a_new_pod_is_reached(&town, &client, "late");

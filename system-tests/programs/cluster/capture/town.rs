@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::world::cluster::answer_at;
-use crate::world::kube::{NAMESPACE, Nodes, text};
+use crate::world::kube::{NAMESPACE, Nodes, REPLACED_WITHIN, text};
 use crate::world::pod_traffic::{self, Answer, EchoServer, OPEN, SECRET, Wiretaps, within};
 
 /// Address of cluster DNS.
@@ -231,7 +231,7 @@ impl Town {
         self.nodes.kubectl(&["patch", "daemonset", "-n", NAMESPACE, "nebula-cni-agent", "-p", &patch.to_string()]);
         if !wanted {
             let label = "app.kubernetes.io/name=nebula-cni-agent";
-            self.nodes.until("the agents end", Duration::from_secs(60), || {
+            self.nodes.until("the agents end", REPLACED_WITHIN, || {
                 self.nodes.kubectl(&["get", "pods", "-n", NAMESPACE, "-l", label, "-o", "name"]).is_empty()
             });
         }
