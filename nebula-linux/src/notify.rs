@@ -2,7 +2,7 @@
 
 use std::env;
 use std::io::{self, IoSlice};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::OnceLock;
@@ -35,16 +35,30 @@ pub fn ready() {
     }
 }
 
-/// Hands a file to the service manager, which holds it while the unit lives and gives it to the next process.
+/// Hands files to the service manager, which holds them while the unit lives and passes them to the next process, see
+/// [`take_passed`](crate::descriptors::take_passed). It adds them to those that it has under this name.
 ///
 /// # Errors
 /// Returns an error if there is no service manager, or it cannot be reached.
-pub fn store(file: &impl AsRawFd, name: &str) -> io::Result<()> {
+pub fn store(files: &[BorrowedFd<'_>], name: &str) -> io::Result<()> {
     let socket = CONNECTED.get().ok_or(io::ErrorKind::NotConnected)?;
-    let (text, files) = (format!("FDSTORE=1\nFDNAME={name}"), [file.as_raw_fd()]);
-    let (parts, message) = ([IoSlice::new(text.as_bytes())], [ControlMessage::ScmRights(&files)]);
-    sendmsg::<UnixAddr>(socket.as_raw_fd(), &parts, &message, MsgFlags::empty(), None)?;
+    // Without FDPOLL=0 it would drop a socket as soon as an error waits in it.
+    let text = format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}");
+    for some in files.chunks(MAX_FILES) {
+        let numbers: Vec<_> = some.iter().map(AsRawFd::as_raw_fd).collect();
+        let (parts, message) = ([IoSlice::new(text.as_bytes())], [ControlMessage::ScmRights(&numbers)]);
+        sendmsg::<UnixAddr>(socket.as_raw_fd(), &parts, &message, MsgFlags::empty(), None)?;
+    }
     Ok(())
+}
+
+/// Asks the service manager to close the files that it holds under this name. It does so some time later.
+///
+/// # Errors
+/// Returns an error if there is no service manager, or it cannot be reached.
+pub fn unstore(name: &str) -> io::Result<()> {
+    let socket = CONNECTED.get().ok_or(io::ErrorKind::NotConnected)?;
+    socket.send(format!("FDSTOREREMOVE=1\nFDNAME={name}").as_bytes()).map(drop)
 }
 
 /// Reports the current status in one line.
@@ -75,3 +89,41 @@ fn send(state: NotifyState<'_>) -> io::Result<()> {
 
 static CONNECTED: OnceLock<UnixDatagram> = OnceLock::new();
 const MAX_STATUS_CHARS: usize = 1000;
+// The kernel takes 253 in one message (SCM_MAX_FD).
+const MAX_FILES: usize = 128;
+
+#[cfg(test)]
+mod tests {
+    use std::io::IoSliceMut;
+    use std::os::fd::AsFd;
+
+    use nix::sys::socket::{ControlMessageOwned, recvmsg};
+
+    use super::*;
+
+    #[test]
+    fn files_are_stored_by_name_in_messages_that_the_kernel_takes_and_removed_by_it() {
+        let (here, there) = UnixDatagram::pair().unwrap();
+        // No other test of this crate has a service manager.
+        CONNECTED.set(here).unwrap();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        store(&vec![file.as_fd(); 300], "tun").unwrap();
+        unstore("tun").unwrap();
+        let mut received = Vec::new();
+        for _ in 0..4 {
+            let (mut text, mut space) = ([0; 100], nix::cmsg_space!([i32; 253]));
+            let mut parts = [IoSliceMut::new(&mut text)];
+            let message =
+                recvmsg::<UnixAddr>(there.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::MSG_DONTWAIT).unwrap();
+            let files = message.cmsgs().unwrap().map(|control| match control {
+                ControlMessageOwned::ScmRights(files) => files.len(),
+                _ => 0,
+            });
+            let (files, length) = (files.sum::<usize>(), message.bytes);
+            received.push((String::from_utf8_lossy(&text[..length]).into_owned(), files));
+        }
+        let stored = "FDSTORE=1\nFDPOLL=0\nFDNAME=tun";
+        let expected = [(stored, 128), (stored, 128), (stored, 44), ("FDSTOREREMOVE=1\nFDNAME=tun", 0)];
+        assert_eq!(received, expected.map(|(text, files)| (text.to_owned(), files)));
+    }
+}

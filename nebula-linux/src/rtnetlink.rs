@@ -55,6 +55,10 @@ impl Kernel {
         self.ask(libc::RTM_NEWADDR, libc::NLM_F_CREATE | libc::NLM_F_REPLACE, &address_body(index, address))
     }
 
+    pub fn remove_address(&mut self, index: u32, address: IpNet) -> io::Result<()> {
+        self.ask(libc::RTM_DELADDR, 0, &address_body(index, address))
+    }
+
     /// Adds an address unless the link has it. Returns whether it was missing.
     pub fn ensure_address(&mut self, index: u32, address: IpNet) -> io::Result<bool> {
         let flags = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
@@ -226,7 +230,7 @@ pub(crate) const IFINFOMSG: usize = 16;
 /// Length of struct rtmsg.
 pub const RTMSG: usize = 12;
 // linux/rtnetlink.h: route metrics.
-const RTAX_MTU: u16 = 2;
+pub(crate) const RTAX_MTU: u16 = 2;
 const RTAX_ADVMSS: u16 = 8;
 
 /// Receives an event when a link is added, removed or changed in the namespace that it was created in.

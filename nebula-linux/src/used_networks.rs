@@ -8,6 +8,7 @@ use ipnet::IpNet;
 use nebula_cni_contract::netlink;
 use nix::libc;
 
+use crate::link_contents::{Address, IFADDRMSG};
 use crate::next_hop::NextHop;
 use crate::rtnetlink::RTMSG;
 
@@ -45,12 +46,9 @@ fn name_servers(configuration: &str) -> Vec<Used> {
 }
 
 fn address(body: &[u8], own: u32) -> Option<Used> {
-    let (header, attributes) = body.split_first_chunk::<IFADDRMSG>()?;
-    let [.., a, b, c, d] = *header;
-    let index = u32::from_ne_bytes([a, b, c, d]);
-    let local = netlink::attribute(attributes, libc::IFA_LOCAL);
-    let address = netlink::address(local.or_else(|| netlink::attribute(attributes, libc::IFA_ADDRESS))?)?;
-    (index != own || own == 0).then(|| Used { network: address.into(), what: format!("an address of {}", name(index)) })
+    let Address { device, network, .. } = Address::parse(body)?;
+    let what = || format!("an address of {}", name(device));
+    (device != own || own == 0).then(|| Used { network: network.addr().into(), what: what() })
 }
 
 fn route(body: &[u8], own: u32) -> Vec<Used> {
@@ -79,9 +77,6 @@ fn name(index: u32) -> String {
     let name = nix::net::if_::if_indextoname(index).ok().and_then(|name| name.into_string().ok());
     name.unwrap_or_else(|| format!("interface {index}"))
 }
-
-/// Length of struct ifaddrmsg.
-const IFADDRMSG: usize = 8;
 
 #[cfg(test)]
 mod tests {

@@ -9,7 +9,7 @@ use nebula_config::loaded::{Error, Loaded};
 use nebula_enrolment::enrol::Files;
 use nebula_enrolment::enrol::up::words;
 use nebula_instance::host::daemon;
-use nebula_linux::{companion, memory};
+use nebula_linux::{companion, descriptors, memory};
 
 fn main() -> ExitCode {
     // Before anything else: a join token among the words can be read by others until it is taken off.
@@ -77,8 +77,10 @@ fn main() -> ExitCode {
 }
 
 fn run(path: &Path, flags: &Parsed) -> Result<(), Error> {
+    // Before any file is opened.
+    let passed = descriptors::take_passed();
     let loaded = Loaded::read(path, |folder| drop(Files::new(folder).complete()))?;
-    if flags.is_set("test") { loaded.test(flags.is_set("strict")) } else { daemon::serve(loaded) }
+    if flags.is_set("test") { loaded.test(flags.is_set("strict")) } else { daemon::serve(loaded, passed) }
 }
 
 /// As `nebula-ctl` says that no daemon answers.

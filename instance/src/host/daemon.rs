@@ -16,6 +16,7 @@ use nebula_core::io::{Driver, Handle, Options, SocketControl, Tun, UdpSocket};
 use nebula_enrolment::renewal::Renewal;
 use nebula_enrolment::renewal_health::RenewalHealth;
 use nebula_linux::clock::unix_now;
+use nebula_linux::descriptors::Passed;
 use nebula_linux::errno;
 use nebula_linux::netns::Namespace;
 use nebula_linux::notify;
@@ -31,19 +32,20 @@ use crate::host::housekeeping::Housekeeping;
 use crate::host::link_repair::{DeviceGone, LinkRepair};
 use crate::host::reload::{Link, Reloader};
 use crate::host::rivals;
+use crate::host::stored::{Device, Stored};
 use crate::host::subnets::Subnets;
 use crate::host::system_routes::{self, Overlay};
 use crate::host::unmet::Unmet;
 use crate::metrics::{Handshakes, Metrics, Repairs};
 use crate::overlay::idle;
 use crate::overlay::lan;
-use crate::overlay::link::OverlayLink;
+use crate::overlay::link::{self, OverlayLink};
 
-/// Runs the node until a signal stops it.
+/// Runs the node until a signal stops it. `passed` is what the service manager kept of the last run.
 ///
 /// # Errors
 /// Returns an error if the node could not start, or if a device failed for good.
-pub fn serve(loaded: Loaded) -> Result<(), Error> {
+pub fn serve(loaded: Loaded, passed: std::io::Result<Vec<Passed>>) -> Result<(), Error> {
     let start = |message| move |error: std::io::Error| Error::Start { message, cause: errno::text(&error) };
     let signals = Signals::block().map_err(start("Failed to set up signal handling"))?;
     // The configuration parser recurses deeply; on its own thread, the stack is freed afterwards.
@@ -61,7 +63,7 @@ pub fn serve(loaded: Loaded) -> Result<(), Error> {
     let repairs = Arc::new(Repairs::default());
     let unmet = Arc::new(Unmet::default());
     let Opened { driver, device, link, repair, controls, control, files: _files, udp } =
-        open(&settings, listen, &repairs, &unmet)?;
+        open(&settings, listen, Stored::new(passed), &repairs, &unmet)?;
     log_start(&settings, &device, udp);
     let handle = driver.handle();
     let subnets = Arc::new(Subnets::new(handle.clone(), settings.tun.routes.subnet_routes()));
@@ -173,7 +175,13 @@ struct Opened {
 
 /// Opens device, sockets and driver. From here on the system is changed; everything opened is closed when the driver
 /// ends.
-fn open(settings: &Settings, listen: SocketAddr, repairs: &Arc<Repairs>, unmet: &Arc<Unmet>) -> Result<Opened, Error> {
+fn open(
+    settings: &Settings,
+    listen: SocketAddr,
+    mut stored: Stored,
+    repairs: &Arc<Repairs>,
+    unmet: &Arc<Unmet>,
+) -> Result<Opened, Error> {
     let Some(pki) = &settings.pki else {
         return Err(Error::Start { message: "Could not load client cert", cause: "no certificate".to_owned() });
     };
@@ -184,7 +192,7 @@ fn open(settings: &Settings, listen: SocketAddr, repairs: &Arc<Repairs>, unmet: 
         None
     } else {
         let tun = &settings.tun;
-        Some(Tun::create(&tun.device, settings.routines, tun.offloads).map_err(|error| {
+        Some(stored.tun(tun, settings.routines).map_err(|error| {
             let cause = match error.kind() {
                 std::io::ErrorKind::PermissionDenied => {
                     format!("{} (run as root or with CAP_NET_ADMIN)", errno::text(&error))
@@ -195,12 +203,14 @@ fn open(settings: &Settings, listen: SocketAddr, repairs: &Arc<Repairs>, unmet: 
         })?)
     };
     let udp = |error: std::io::Error| bind_failed(&error, listen);
-    let sockets = UdpSocket::bind(listen, settings.routines, &settings.listen.socket_options()).map_err(udp)?;
+    let sockets = stored.sockets(listen, settings.routines, &settings.listen.socket_options()).map_err(udp)?;
     let controls = sockets.iter().map(SocketControl::of).collect::<Result<Vec<_>, _>>().map_err(udp)?;
     if settings.listen.so_mark != 0 {
         apply_mark(&controls, settings.listen.so_mark);
     }
     let bound = sockets.first().map_or(Ok(listen), UdpSocket::local_addr).map_err(udp)?;
+    let has_leftovers = tun.as_ref().is_some_and(Device::has_leftovers);
+    let tun = tun.map(|device| device.tun);
     let device = tun.as_ref().map_or("disabled", Tun::name).to_owned();
     let link = tun.is_some().then(|| OverlayLink::new(&device, &settings.tun, pki.identity.networks().to_vec()));
     let mut repair = None;
@@ -212,8 +222,13 @@ fn open(settings: &Settings, listen: SocketAddr, repairs: &Arc<Repairs>, unmet: 
             Some(watched.map_err(|error| {
                 Error::Running(format!("cannot watch {device} by netlink: {}", errno::text(&error)))
             })?);
-        link.configure(&Namespace::Own).map_err(|error| Error::Running(error.to_string()))?;
+        let failed = |error: link::Error| Error::Running(error.to_string());
+        if has_leftovers {
+            link.remove_leftovers_here().map_err(failed)?;
+        }
+        link.configure(&Namespace::Own).map_err(failed)?;
     }
+    stored.keep(tun.as_ref(), &sockets, listen);
     let name = instance_name(settings, &device);
     let (control, files) = ControlSockets::open(&settings.operation, name, user.clone(), unmet);
     if let Some(user) = &user {

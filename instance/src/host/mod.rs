@@ -13,6 +13,7 @@ mod link_repair;
 mod listener_slot;
 mod reload;
 mod rivals;
+mod stored;
 mod subnets;
 pub(crate) mod system_routes;
 pub(crate) mod unmet;

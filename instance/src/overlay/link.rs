@@ -267,7 +267,7 @@ impl OverlayLink {
     }
 
     /// Whether the kernel adds this very route with the address.
-    fn is_made_by_kernel(&self, route: &LinkRoute) -> bool {
+    pub(super) fn is_made_by_kernel(&self, route: &LinkRoute) -> bool {
         route.table == MAIN_TABLE && route.source.is_some() && route.mtu.is_none_or(|mtu| mtu == self.mtu)
     }
 
@@ -294,7 +294,7 @@ impl OverlayLink {
         format!("add the {what} {network}{}", why.map(|why| format!(" ({why})")).unwrap_or_default())
     }
 
-    fn refused(&self, what: String, source: io::Error) -> Error {
+    pub(super) fn refused(&self, what: String, source: io::Error) -> Error {
         Error::Refused { device: self.device.clone(), what, source }
     }
 }

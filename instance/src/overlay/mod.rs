@@ -2,4 +2,5 @@
 
 pub(crate) mod idle;
 pub(crate) mod lan;
+mod leftovers;
 pub mod link;

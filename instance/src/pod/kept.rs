@@ -3,13 +3,15 @@
 //! in a file without a name that systemd's descriptor store holds while the unit lives, and never on a disk.
 
 use std::env;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::AsFd;
 
 use aws_lc_rs::digest::{SHA256, digest};
 use nebula_cert::issuance::{Reply, Trust};
 use nebula_cert::{Identity, PrivateKey, UnixTime};
 use nebula_enrolment::ca_client::{Issued, accept};
+use nebula_linux::descriptors::take_passed;
 use nebula_linux::notify;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
@@ -129,21 +131,15 @@ impl std::fmt::Debug for Contents {
     }
 }
 
-/// The file that systemd hands to an instance that it starts again (sd_listen_fds).
+/// The file that systemd hands to an instance that it starts again.
 fn handed_over() -> Option<File> {
-    let number = |name: &str| env::var(name).ok()?.parse::<u32>().ok();
-    if number("LISTEN_PID")? != std::process::id()
-        || number("LISTEN_FDS")? == 0
-        || env::var("LISTEN_FDNAMES").ok()? != NAME
-    {
-        return None;
-    }
-    OpenOptions::new().read(true).write(true).open("/proc/self/fd/3").ok()
+    let passed = take_passed().inspect_err(|error| tracing::debug!(%error, "Nothing is taken from systemd")).ok()?;
+    passed.into_iter().find(|passed| passed.name == NAME).map(|passed| passed.file.into())
 }
 
 fn create() -> io::Result<File> {
     let file = File::from(memfd_create(NAME, MFdFlags::MFD_CLOEXEC)?);
-    notify::store(&file, NAME)?;
+    notify::store(&[file.as_fd()], NAME)?;
     Ok(file)
 }
 

@@ -54,7 +54,7 @@ fn packages() -> &'static [PathBuf; 3] {
     &MADE.get_or_init(make).1
 }
 
-fn package() -> &'static Path {
+pub(super) fn package() -> &'static Path {
     &packages()[0]
 }
 

@@ -3,6 +3,8 @@
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
 mod debian;
+mod descriptor_store;
+mod postinst;
 mod schema;
 mod systemd;
 mod user_unit;

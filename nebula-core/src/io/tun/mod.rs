@@ -1,6 +1,7 @@
 //! Tun device: queues, offload negotiation, packets in and out.
 #![allow(unsafe_code)]
 
+mod adopted;
 mod vnet_header;
 
 use std::ffi::{c_int, c_short, c_uint};
@@ -63,6 +64,7 @@ mod ioctl {
     nix::ioctl_read_bad!(interface, nix::request_code_read!(b'T', 210, size_of::<c_int>()), libc::ifreq);
     nix::ioctl_write_int_bad!(set_offload, nix::request_code_write!(b'T', 208, size_of::<c_int>()));
     nix::ioctl_write_ptr!(set_header_len, b'T', 216, c_int);
+    nix::ioctl_none!(namespace, b'T', 227);
 }
 
 impl Tun {
@@ -92,33 +94,6 @@ impl Tun {
             opened.push(open_queue(&name, flags)?.0);
         }
         Self::negotiate(opened, name, ladder)
-    }
-
-    /// Adopts queues opened elsewhere (with IFF_VNET_HDR), and negotiates offloads again.
-    ///
-    /// # Errors
-    /// Returns an error if a descriptor is not a tun queue, or if the queues belong to different devices.
-    pub fn from_queues(queues: Vec<OwnedFd>) -> io::Result<Self> {
-        let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
-        let mut name = None;
-        for (index, queue) in queues.iter().enumerate() {
-            let mut request = interface_request("", 0);
-            // SAFETY: as in `flags_of`.
-            unsafe { ioctl::interface(queue.as_raw_fd(), &raw mut request) }.map_err(|errno| {
-                invalid(format!("descriptor of queue {index} is not an attached tun queue: {errno}"))
-            })?;
-            // SAFETY: TUNGETIFF fills the flags member.
-            let flags = c_int::from(unsafe { request.ifr_ifru.ifru_flags });
-            if flags & libc::IFF_TUN == 0 || flags & libc::IFF_VNET_HDR == 0 {
-                return Err(invalid(format!("queue {index} was opened without IFF_TUN or without IFF_VNET_HDR")));
-            }
-            let this = interface_name(&request);
-            if name.get_or_insert_with(|| this.clone()) != &this {
-                return Err(invalid(format!("queue {index} belongs to {this}, the first one to another device")));
-            }
-        }
-        let name = name.ok_or_else(|| invalid("a tun device needs at least one queue".into()))?;
-        Self::negotiate(queues, name, &TunOffloads::LADDER)
     }
 
     /// A stand-in for a device, for measurements and tests without the kernel's: each packet of `socket`
@@ -177,6 +152,11 @@ impl Tun {
         queue.fd.try_clone()
     }
 
+    /// The descriptors, to pass duplicates of them to another process.
+    pub fn queues(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.queues.iter().map(AsFd::as_fd)
+    }
+
     /// The descriptors, to pass them to another process.
     #[must_use]
     pub fn into_queues(self) -> Vec<OwnedFd> {
@@ -217,8 +197,7 @@ fn adopt(name: &str, wanted: c_int) -> Option<(OwnedFd, String, c_int)> {
             return None;
         }
         let (fd, name) = open_queue(name, flags).ok()?;
-        let is_persistent = flags_of(&fd).is_ok_and(|flags| flags & libc::IFF_PERSIST != 0);
-        is_persistent.then_some((fd, name, flags))
+        adopted::is_persistent(&fd).is_ok_and(|is_persistent| is_persistent).then_some((fd, name, flags))
     })
 }
 
@@ -226,14 +205,6 @@ fn adopt(name: &str, wanted: c_int) -> Option<(OwnedFd, String, c_int)> {
 fn is_running(name: &str) -> bool {
     let mut links = getifaddrs().into_iter().flatten();
     links.any(|link| link.interface_name == name && link.flags.contains(InterfaceFlags::IFF_LOWER_UP))
-}
-
-fn flags_of(fd: &OwnedFd) -> io::Result<c_int> {
-    let mut request = interface_request("", 0);
-    // SAFETY: the descriptor is open, and the kernel writes one ifreq to a live one.
-    unsafe { ioctl::interface(fd.as_raw_fd(), &raw mut request) }?;
-    // SAFETY: TUNGETIFF fills the flags member.
-    Ok(c_int::from(unsafe { request.ifr_ifru.ifru_flags }))
 }
 
 /// Opens the device of the driver, and makes it where it is missing and may be made: some containers have the right and

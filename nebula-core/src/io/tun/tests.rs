@@ -237,3 +237,50 @@ fn a_super_packet_of_the_best_size_fills_one_send() {
     assert_eq!(Tun::best_super_packet(40_000), None);
     assert_eq!(Tun::best_super_packet(0), None);
 }
+
+#[test]
+#[ignore = "needs root and network namespaces"]
+fn a_kept_device_goes_on_with_its_packets_if_it_is_the_configured_one() {
+    let queues_of = |queues: usize| Tun::create("overlay7", queues, true).unwrap().into_queues();
+    in_new_namespace(|| {
+        for queues in [1, 2] {
+            let tun = Tun::create("overlay7", queues, true).unwrap();
+            bring_up(&tun, "10.77.0.1/24");
+            let sender = UdpSocket::bind("10.77.0.1:700").unwrap();
+            let kept = tun.into_queues();
+            sender.send_to(b"waiting", "10.77.0.2:800").unwrap();
+            let tun = Tun::adopt(kept, "overlay7", queues, true).unwrap();
+            assert_eq!((tun.name(), tun.queues.len()), ("overlay7", queues));
+            assert!(!tun.is_persistent().unwrap());
+            let mut buffer = ReadBuffer::new().unwrap();
+            let mut found = false;
+            for queue in &tun.queues {
+                while let Read::Packet(packet, _) = queue.read(&mut buffer).unwrap() {
+                    found |= packet.ends_with(b"waiting");
+                }
+            }
+            assert!(found, "the packet is lost");
+            let tun = Tun::adopt(tun.into_queues(), "overlay7", queues, false).unwrap();
+            assert_eq!(tun.offloads(), TunOffloads::None);
+        }
+        let refused = |kept, name: &str, queues| Tun::adopt(kept, name, queues, true).unwrap_err().to_string();
+        assert!(refused(queues_of(1), "overlay8", 1).contains("the device is overlay7"));
+        assert!(refused(queues_of(1), "overlay7", 2).contains("has 1 queues, and 2"));
+        assert!(refused(queues_of(2), "overlay7", 1).contains("has 2 queues, and 1"));
+        // One queue of a device that may have several.
+        let mut kept = queues_of(2);
+        kept.pop();
+        assert!(refused(kept, "overlay7", 1).contains("queues"));
+        let kept = queues_of(1);
+        ip("link del overlay7");
+        assert!(refused(kept, "overlay7", 1).contains("not an attached tun queue"));
+        let kept = queues_of(1);
+        let elsewhere = in_new_namespace(|| refused(kept, "overlay7", 1));
+        assert!(elsewhere.contains("another network namespace"), "{elsewhere}");
+
+        ip("tuntap add dev overlay9 mode tun");
+        let kept = Tun::create("overlay9", 2, true).unwrap().into_queues();
+        let tun = Tun::adopt(kept, "overlay9", 2, true).unwrap();
+        assert!(tun.is_persistent().unwrap() && tun.queues.len() == 1);
+    });
+}

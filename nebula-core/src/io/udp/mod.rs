@@ -1,5 +1,6 @@
 //! UDP sockets: options, offload probing, address forms, and settings that may change while they are in use.
 
+mod adopted;
 mod discover_mtu;
 pub(super) mod receive;
 pub(super) mod send;
@@ -34,6 +35,25 @@ impl Default for SocketOptions {
     }
 }
 
+impl SocketOptions {
+    /// Without the privilege to exceed the system's limit, gets as near to it as allowed. A smaller buffer only loses
+    /// more of a burst.
+    fn size_buffers(&self, socket: &impl AsFd) {
+        if self.read_buffer > 0
+            && setsockopt(socket, sockopt::RcvBufForce, &self.read_buffer).is_err()
+            && let Err(errno) = setsockopt(socket, sockopt::RcvBuf, &self.read_buffer)
+        {
+            tracing::warn!(%errno, "the receive buffer of the UDP socket (SO_RCVBUF) stays as it is");
+        }
+        if self.write_buffer > 0
+            && setsockopt(socket, sockopt::SndBufForce, &self.write_buffer).is_err()
+            && let Err(errno) = setsockopt(socket, sockopt::SndBuf, &self.write_buffer)
+        {
+            tracing::warn!(%errno, "the send buffer of the UDP socket (SO_SNDBUF) stays as it is");
+        }
+    }
+}
+
 /// One underlay socket in the network namespace of the thread that bound it.
 #[derive(Debug)]
 pub struct UdpSocket {
@@ -58,11 +78,7 @@ impl UdpSocket {
     /// Returns an error if the address is in use or permission is missing.
     pub fn bind(address: SocketAddr, count: usize, options: &SocketOptions) -> io::Result<Vec<Self>> {
         let mut sockets = Vec::new();
-        let mut address = address;
-        if address.ip() == Ipv6Addr::UNSPECIFIED && lacks_v6() {
-            tracing::warn!(%address, "the system gives no IPv6 socket, so the UDP socket has IPv4 only");
-            address.set_ip(Ipv4Addr::UNSPECIFIED.into());
-        }
+        let mut address = without_missing_v6(address);
         for _ in 0..count.max(1) {
             let socket = Self::bind_one(address, count > 1, options)
                 .map_err(|source| io::Error::new(source.kind(), format!("cannot listen on UDP {address}: {source}")))?;
@@ -83,38 +99,12 @@ impl UdpSocket {
         if share_port {
             setsockopt(&fd, sockopt::ReusePort, &true)?;
         }
-        // Without the privilege to exceed the system's limit, get as near to it as allowed. A smaller buffer only loses
-        // more of a burst.
-        if options.read_buffer > 0
-            && setsockopt(&fd, sockopt::RcvBufForce, &options.read_buffer).is_err()
-            && let Err(errno) = setsockopt(&fd, sockopt::RcvBuf, &options.read_buffer)
-        {
-            tracing::warn!(%errno, "the receive buffer of the UDP socket (SO_RCVBUF) stays as it is");
-        }
-        if options.write_buffer > 0
-            && setsockopt(&fd, sockopt::SndBufForce, &options.write_buffer).is_err()
-            && let Err(errno) = setsockopt(&fd, sockopt::SndBuf, &options.write_buffer)
-        {
-            tracing::warn!(%errno, "the send buffer of the UDP socket (SO_SNDBUF) stays as it is");
-        }
+        options.size_buffers(&fd);
         // Kernels before 4.18 (GSO) and 5.0 (GRO) do not know these.
         let gso = options.offloads && getsockopt(&fd, sockopt::UdpGsoSegment).is_ok();
         let gro = options.offloads && setsockopt(&fd, sockopt::UdpGroSegment, &true).is_ok();
         bind(fd.as_raw_fd(), &SockaddrStorage::from(address))?;
         Ok(Self { inner: fd.into(), family, gso: AtomicBool::new(gso), gro })
-    }
-
-    /// Adopts a bound socket opened elsewhere, and probes its offloads.
-    ///
-    /// # Errors
-    /// Returns an error if `fd` is not a bound UDP socket.
-    pub fn from_fd(fd: OwnedFd, options: &SocketOptions) -> io::Result<Self> {
-        let inner = std::net::UdpSocket::from(fd);
-        inner.set_nonblocking(true)?;
-        let family = if inner.local_addr()?.is_ipv4() { Family::V4 } else { Family::V6 };
-        let gso = options.offloads && getsockopt(&inner, sockopt::UdpGsoSegment).is_ok();
-        let gro = setsockopt(&inner, sockopt::UdpGroSegment, &options.offloads).is_ok() && options.offloads;
-        Ok(Self { inner, family, gso: AtomicBool::new(gso), gro })
     }
 
     /// Makes the socket ignore what ICMP errors say about paths, see [`ignore_path_errors`].
@@ -185,6 +175,15 @@ impl AsFd for UdpSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.as_fd()
     }
+}
+
+/// The address to bind to: IPv4's where `::` is wanted and there is no IPv6.
+fn without_missing_v6(mut address: SocketAddr) -> SocketAddr {
+    if address.ip() == Ipv6Addr::UNSPECIFIED && lacks_v6() {
+        tracing::warn!(%address, "the system gives no IPv6 socket, so the UDP socket has IPv4 only");
+        address.set_ip(Ipv4Addr::UNSPECIFIED.into());
+    }
+    address
 }
 
 /// Whether the kernel has no IPv6, or a filter of system calls refuses its sockets.
