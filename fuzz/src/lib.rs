@@ -4,6 +4,7 @@
 mod captured;
 mod console;
 mod differential;
+mod handover;
 mod join;
 mod network;
 mod pair;
@@ -43,6 +44,7 @@ pub const TARGETS: &[(&str, Run)] = &[
     ("captured_packet", captured::captured_packet),
     ("underlay", pair::underlay),
     ("node", network::node),
+    ("handover", handover::handover),
     ("config", config),
     ("console", console::console),
     ("cni_request", cni_request),

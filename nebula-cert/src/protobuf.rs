@@ -161,6 +161,12 @@ impl Default for Writer {
 }
 
 impl Writer {
+    /// A writer with room for so many bytes. If they suffice, it leaves no copies of what it wrote behind.
+    #[must_use]
+    pub fn with_capacity(bytes: usize) -> Self {
+        Self { bytes: Vec::with_capacity(bytes) }
+    }
+
     /// Returns the message.
     #[must_use]
     #[inline]

@@ -178,6 +178,19 @@ impl Counters {
             }
         }
     }
+
+    /// Adds to every counter what is in `names` under its stable name. To be called only by the set's one writer.
+    pub(crate) fn add_named(&self, names: &BTreeMap<String, u64>) {
+        for counter in Counter::ALL {
+            self.add(counter, names.get(counter.name()).copied().unwrap_or_default());
+        }
+        for direction in [Direction::Inbound, Direction::Outbound] {
+            for reason in DropReason::ALL {
+                let n = names.get(reason.counter_name(direction)).copied().unwrap_or_default();
+                self.drop_many(direction, reason, n);
+            }
+        }
+    }
 }
 
 fn add(value: &AtomicU64, n: u64) {

@@ -10,6 +10,7 @@ use nebula_cert::VerifiedCertificate;
 
 use crate::config::InvalidConfig;
 use crate::forward::{Delivery, Offload, Received, cut_packet};
+use crate::handover::State;
 use crate::index::LocalIndex;
 use crate::{Config, DropReason, Event, Forwarder, Lane, Node, PacketOwned, Seed, Transmit, Verdict, WallClock};
 
@@ -56,6 +57,23 @@ impl Engine {
     pub fn new(config: Config, clock: WallClock, seed: Seed) -> Result<Self, InvalidConfig> {
         config.validate()?;
         Ok(Self::unchecked(config, clock, seed))
+    }
+
+    /// Like [`Engine::new`], for a node that goes on where another process stopped; see [`Node::take_over`].
+    ///
+    /// # Errors
+    /// Returns an error if the configuration contradicts itself, see [`Config::validate`].
+    pub fn take_over(config: Config, clock: WallClock, seed: Seed, state: State) -> Result<Self, InvalidConfig> {
+        let mut engine = Self::new(config, clock, seed)?;
+        engine.node.import(clock.at, state);
+        Ok(engine)
+    }
+
+    /// Ends the node and returns what another process needs to go on in its place; see [`Node::hand_over`]. Datagrams
+    /// that wait here for their tunnel are lost.
+    #[must_use]
+    pub fn hand_over(self, now: Instant) -> State {
+        self.node.hand_over(now)
     }
 
     /// Like [`Engine::new`], for a configuration that will be completed later.

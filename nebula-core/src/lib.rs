@@ -182,6 +182,7 @@ pub mod diagnosis;
 mod engine;
 pub mod firewall;
 pub mod forward;
+pub mod handover;
 mod handshake;
 mod hole_punch;
 mod index;

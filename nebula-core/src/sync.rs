@@ -32,6 +32,10 @@ impl<T> CachePadded<T> {
     pub(crate) fn new(value: T) -> Self {
         Self(value)
     }
+
+    pub(crate) fn into_inner(self) -> T {
+        self.0
+    }
 }
 
 impl<T> std::ops::Deref for CachePadded<T> {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::chosen::Chosen;
-use super::{Directory, Service, Target};
+use super::{Directory, HandedOverAffinity, Service, Target};
 
 /// Maximum number of Services with affinity that are remembered.
 const MAX_SERVICES: usize = 1024;
@@ -45,6 +45,28 @@ impl Affinities {
             }
         }
         self.0.insert(target, Affinity { chosen, until: now.saturating_add(millis(lasts)) });
+    }
+
+    /// Those that have not ended.
+    pub(super) fn entries(&self, now: u64) -> impl Iterator<Item = HandedOverAffinity> {
+        self.0.iter().filter_map(move |(service, known)| {
+            let endpoint = match known.chosen {
+                Chosen::Endpoint(_, endpoint) => Some(endpoint),
+                Chosen::Clear => None,
+            };
+            let left = known.until.checked_sub(now).filter(|left| *left > 0)?;
+            Some(HandedOverAffinity { service: *service, endpoint, lasts: Duration::from_millis(left) })
+        })
+    }
+
+    /// Remembers a choice of an earlier process of this node.
+    pub(super) fn restore(&mut self, affinity: &HandedOverAffinity, now: u64) {
+        let HandedOverAffinity { service, endpoint, lasts } = *affinity;
+        if self.0.len() < MAX_SERVICES {
+            // The position is looked for when it is needed.
+            let chosen = endpoint.map_or(Chosen::Clear, |endpoint| Chosen::Endpoint(0, endpoint));
+            self.0.insert(service, Affinity { chosen, until: now.saturating_add(millis(lasts)) });
+        }
     }
 
     pub(super) fn expire(&mut self, now: u64) {

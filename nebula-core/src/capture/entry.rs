@@ -28,7 +28,7 @@ pub(super) struct Entry {
 
 /// How far a flow has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+pub(crate) enum State {
     New,
     /// The pod opened it before this program started.
     Resumed,

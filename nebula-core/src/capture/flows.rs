@@ -1,9 +1,12 @@
 //! Decides what becomes of each flow of the pod, and remembers those that are translated, for all lanes together.
 
+mod handed_over;
+
 use std::net::SocketAddr;
 use std::sync::PoisonError;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+pub(crate) use self::handed_over::{HandedOverAffinity, HandedOverCourse};
 use super::chosen::Chosen;
 use super::entry::State;
 use super::fragments::Fragments;
@@ -15,6 +18,9 @@ use super::{Current, Directory, Endpoint, Found, Service, Target};
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{CachePadded, Mutex, MutexGuard};
 use crate::wire::ip::{FlowKey, protocol};
+
+/// Nothing before is told apart: no flow lasts longer without a packet.
+const MAX_PAST: Duration = Duration::from_secs(86_400);
 
 /// What becomes of the packets of a flow of the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,7 +94,8 @@ impl Translations {
     /// `start` is the earliest time that will ever be passed in.
     pub(crate) fn new(start: Instant, max_flows: usize) -> Self {
         Self {
-            start,
+            // Flows of an earlier process were used before the start.
+            start: start.checked_sub(MAX_PAST).unwrap_or(start),
             added: CachePadded::new(AtomicU64::new(0)),
             max_flows: AtomicUsize::new(max_flows.max(1)),
             table: Mutex::new(Table::default()),

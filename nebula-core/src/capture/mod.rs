@@ -38,9 +38,9 @@ use std::sync::Arc;
 
 pub(crate) use courses::{InboundCourses, OutboundCourses, Pass};
 pub use directory::{Directory, Endpoint, Found, Service, Target};
-pub(crate) use entry::tcp;
+pub(crate) use entry::{State as FlowState, tcp};
 pub use flows::OpenedBefore;
-pub(crate) use flows::{Course, First, NoCourse, Translations};
+pub(crate) use flows::{Course, First, HandedOverAffinity, HandedOverCourse, NoCourse, Translations};
 pub(crate) use fragments::{Identity, Outcome};
 pub(crate) use rendezvous::scramble_address;
 pub use rendezvous::{clear_tags, rendezvous};

@@ -51,6 +51,11 @@ impl Table {
         self.by_original.len()
     }
 
+    /// All flows, in no order; the time of some may be over.
+    pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.by_original.values()
+    }
+
     /// What the other methods find a flow by.
     #[inline]
     pub(super) fn key(&self, flow: &FlowKey) -> Key {

@@ -1,11 +1,14 @@
 //! Flows already allowed: sharded, with expiry and a hard cap (connection tracking).
 
+mod handed_over;
+
 use std::net::IpAddr;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 
+pub(crate) use self::handed_over::HandedOverFlow;
 use super::filter::Timeouts;
 use super::flow_entry::{At, Entry, Owner};
 use super::flow_table::FlowTable;
@@ -24,6 +27,9 @@ const KEEP_ANSWERED_MS: u64 = 30_000;
 const SEARCH_EVERY_MS: u64 = 10_000;
 /// Maximum number of expired flows removed with each new one: more than one, so that the table shrinks, but bounded.
 const MAX_SWEPT_PER_FLOW: usize = 4;
+
+/// Nothing before is told apart. Longer than any timeout that makes sense.
+const MAX_PAST: Duration = Duration::from_secs(86_400);
 
 /// A flow known to connection tracking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +57,8 @@ pub(crate) struct Conntrack {
 impl Conntrack {
     /// An empty table; `key` makes collisions unpredictable.
     pub(crate) fn new(start: Instant, key: u64, max_flows: usize) -> Self {
+        // Flows of an earlier process were used before the start.
+        let start = start.checked_sub(MAX_PAST).unwrap_or(start);
         let keys = std::array::from_fn(|n| split_mix(key.wrapping_add(n as u64)));
         let conntrack = Self {
             start,
@@ -96,7 +104,7 @@ impl Conntrack {
     pub(crate) fn is_shared_flow(&self, flow: &FlowKey, network: IpNet) -> bool {
         let owner = self.shared_owner(network);
         let hash = self.hash(flow) ^ owner;
-        lock(&self.shards[(hash >> 60) as usize % SHARDS]).find(hash, flow, owner).is_some()
+        self.shard(hash).find(hash, flow, owner).is_some()
     }
 
     /// Forgets all flows with a peer.
@@ -107,6 +115,10 @@ impl Conntrack {
                 table.remove(at);
             }
         }
+    }
+
+    fn shard(&self, hash: u64) -> MutexGuard<'_, FlowTable> {
+        lock(&self.shards[(hash >> 60) as usize % SHARDS])
     }
 
     /// Milliseconds since the start of the table, the time base of flows.
@@ -152,7 +164,7 @@ impl Conntrack {
     pub(super) fn find(&self, flow: &FlowKey, peer: &Peer<'_>, now: u64, filter: &Filter) -> Option<(KnownFlow, bool)> {
         let Owner { owner, rights } = self.owner(peer);
         let hash = self.hash(flow) ^ owner;
-        let table = lock(&self.shards[(hash >> 60) as usize % SHARDS]);
+        let table = self.shard(hash);
         let entry = table.entry(table.find(hash, flow, owner)?);
         let idle = now.saturating_sub(entry.last_used);
         let known =
@@ -175,7 +187,7 @@ impl Conntrack {
         let hash = hash ^ owner.owner;
         // A certificate has at least one network.
         let peer = peer.networks.first().map_or(flow.remote, IpNet::addr);
-        let mut table = lock(&self.shards[(hash >> 60) as usize % SHARDS]);
+        let mut table = self.shard(hash);
         if let Some(at) = table.find(hash, flow, owner.owner) {
             let entry = table.entry(at);
             let is_live = now < entry.last_used.saturating_add(timeouts.of(flow));

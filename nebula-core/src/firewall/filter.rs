@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use nebula_cert::Fingerprint;
+use nebula_cert::{Fingerprint, VerifiedCertificate};
 
 use super::index::RuleIndex;
 use super::nearest::nearest;
@@ -163,7 +163,11 @@ pub(crate) struct Peer<'a> {
 impl<'a> Peer<'a> {
     /// The peer of a tunnel; with `route`, as one of the gateways of that route.
     pub(crate) fn new(tunnel: &'a Tunnel, route: Option<IpNet>) -> Self {
-        let certificate = &tunnel.peer;
+        Self::with(&tunnel.peer, tunnel.identity, route)
+    }
+
+    /// The holder of a certificate with this identity.
+    pub(crate) fn with(certificate: &'a VerifiedCertificate, identity: PeerIdentity, route: Option<IpNet>) -> Self {
         Self {
             name: certificate.name(),
             groups: certificate.groups(),
@@ -171,7 +175,7 @@ impl<'a> Peer<'a> {
             unsafe_networks: certificate.unsafe_networks(),
             issuer: certificate.issuer_fingerprint(),
             issuer_name: certificate.issuer_name(),
-            identity: tunnel.identity,
+            identity,
             route,
         }
     }

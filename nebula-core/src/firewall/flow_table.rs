@@ -48,7 +48,12 @@ impl FlowTable {
 
     /// All flows, in no order.
     pub(super) fn flows(&self) -> impl Iterator<Item = &FlowKey> {
-        self.slots.iter().filter_map(|slot| Some(&self.entries[slot.checked_sub(1)? as usize].flow))
+        self.entries().map(|entry| &entry.flow)
+    }
+
+    /// All entries, in no order.
+    pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.slots.iter().filter_map(|slot| Some(&self.entries[slot.checked_sub(1)? as usize]))
     }
 
     /// The oldest entry of each class.

@@ -15,8 +15,8 @@ mod tests;
 
 pub use check::Explanation;
 pub(crate) use check::Firewall;
-pub(crate) use conntrack::Conntrack;
 pub use conntrack::KnownFlow;
+pub(crate) use conntrack::{Conntrack, HandedOverFlow};
 pub(crate) use filter::{Filter, Peer};
 pub(crate) use flow_cache::FlowCache;
 pub use nearest::{Difference, NearMiss};

@@ -206,6 +206,11 @@ impl Forwarder {
         Lane::new(counters)
     }
 
+    /// Adds what an earlier process counted.
+    pub(super) fn count_from(&self, before: Counters) {
+        self.counters.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::new(before));
+    }
+
     /// The verified certificate of the peer at the other end of a tunnel; `None` if that has ended.
     #[must_use]
     pub fn certificate(&self, tunnel: LocalIndex) -> Option<VerifiedCertificate> {

@@ -106,13 +106,13 @@ impl Ingress<'_> {
         let lookup = self.forwarder.tunnels.look_up(index);
         // Buffered datagrams go first.
         let must_queue = !self.lane.early.is_empty() && !self.were_kept && self.lane.early.holds(index);
-        let unconfirmed;
+        let only_receiving;
         let tunnel = match lookup.tunnel().filter(|_| !must_queue) {
             Some(tunnel) => tunnel,
-            None => match self.unconfirmed(index, must_queue) {
+            None => match self.only_receiving(index, must_queue) {
                 Some(tunnel) => {
-                    unconfirmed = tunnel;
-                    &unconfirmed
+                    only_receiving = tunnel;
+                    &only_receiving
                 }
                 None => return self.no_tunnel(buffer, run, from, index),
             },
@@ -143,10 +143,12 @@ impl Ingress<'_> {
         tunnel.session.count_received(self.lane.counters.get(Counter::BytesIn).wrapping_sub(before));
     }
 
-    /// The tunnel of an initiator that this node has answered but not yet heard from through the tunnel.
+    /// The tunnel of an initiator that this node has answered but not yet heard from through the tunnel, or one that
+    /// an earlier process of this node had.
     #[cold]
-    fn unconfirmed(&self, index: LocalIndex, must_queue: bool) -> Option<Arc<Tunnel>> {
-        if must_queue { None } else { self.forwarder.tunnels.unconfirmed(index) }
+    fn only_receiving(&self, index: LocalIndex, must_queue: bool) -> Option<Arc<Tunnel>> {
+        let tunnels = &self.forwarder.tunnels;
+        if must_queue { None } else { tunnels.unconfirmed(index).or_else(|| tunnels.inherited(index)) }
     }
 
     /// Buffers datagrams for a tunnel that is about to exist, and drops all others.

@@ -13,6 +13,7 @@ mod explain;
 mod fit;
 mod forwarder;
 mod gateways;
+mod handed_over;
 mod inbound;
 mod ingress;
 mod lane;

@@ -23,7 +23,11 @@ impl Ingress<'_> {
         let known = self.forwarder.relays().get(index);
         let tunnels = self.forwarder.tunnels();
         let lookup = known.map_or_else(Lookup::nothing, |(neighbour, _)| tunnels.look_up(neighbour));
-        let (Some(neighbour), Some((_, role))) = (lookup.tunnel(), known) else {
+        let inherited = match lookup.tunnel() {
+            Some(_) => None,
+            None => known.and_then(|(neighbour, _)| tunnels.inherited(neighbour)),
+        };
+        let (Some(neighbour), Some((_, role))) = (lookup.tunnel().or(inherited.as_deref()), known) else {
             self.lane.counters.drop_many(Direction::Inbound, DropReason::UnknownIndex, run.len() as u64);
             return self.unknown(from.into(), index.0);
         };

@@ -138,12 +138,26 @@ impl Routes {
     /// The subnet route to the remote end of `flow`, if it has several gateways and the peer of `tunnel` is one of
     /// them. Return packets of such a flow may come through another gateway.
     pub(super) fn shared(&self, flow: &FlowKey, tunnel: &Tunnel) -> Option<IpNet> {
+        self.shared_with(flow, &tunnel.peer_addresses)
+    }
+
+    /// Like [`Routes::shared`], for the peer with these addresses.
+    #[inline]
+    pub(super) fn shared_with(&self, flow: &FlowKey, peer: &[IpAddr]) -> Option<IpNet> {
         if self.shared.is_empty() || self.is_overlay(flow.remote) {
             return None;
         }
         let (network, Gateways(gateways)) = self.subnets.get_lpm(&flow.remote.into())?;
-        let is_one = || gateways.iter().any(|gateway| tunnel.peer_addresses.contains(&gateway.address));
+        let is_one = || gateways.iter().any(|gateway| peer.contains(&gateway.address));
         (gateways.len() > 1 && is_one()).then_some(network)
+    }
+
+    /// The subnet routes with several gateways of which the peer with these addresses is one.
+    pub(super) fn all_shared_with(&self, peer: &[IpAddr]) -> Vec<IpNet> {
+        let is_one = |gateway: &Gateway| peer.contains(&gateway.address);
+        let routes = self.subnets.iter().filter(|_| !self.shared.is_empty());
+        let shared = routes.filter(|(_, Gateways(gateways))| gateways.len() > 1 && gateways.iter().any(is_one));
+        shared.map(|(network, _)| network).collect()
     }
 
     /// Whether an address lies inside the own overlay networks.

@@ -44,6 +44,7 @@ impl Node {
                 .update(addresses, &*directory)
                 .then(|| (live.tunnel.local_index, addresses.first().copied()))
         };
+        self.end_inherited_of_former_pods();
         let former: Vec<_> = self.tunnels.iter_mut().filter_map(replaced).collect();
         for (index, peer) in former {
             self.close_tunnel(index, TunnelDownReason::PeerReplaced);

@@ -62,6 +62,7 @@ impl Node {
                 self.remove_tunnel(surplus, TunnelDownReason::Superseded);
             }
         }
+        self.note_successor(now, &tunnel.peer_addresses);
         self.note_kept(now, &tunnel);
         self.note_offered(&tunnel);
         self.note_relay_standing(now, &tunnel.peer_addresses);
@@ -135,7 +136,14 @@ impl Node {
     /// The traffic check of one tunnel.
     pub(super) fn check_tunnel(&mut self, now: Instant, index: LocalIndex) {
         self.forwarder.expire_flows(now);
-        let Some(traffic) = self.tunnels.get_mut(index).map(|live| live.take_traffic(now)) else { return };
+        let Some(mut traffic) = self.tunnels.get_mut(index).map(|live| live.take_traffic(now)) else { return };
+        if self.inheritance.is_some()
+            && let Some(live) = self.tunnels.get(index)
+        {
+            let inherited = self.inherited_traffic(&live.tunnel.peer_addresses);
+            (traffic.direct, traffic.relayed) =
+                (traffic.direct || inherited.direct, traffic.relayed || inherited.relayed);
+        }
         self.paths(now).note_relayed(index, traffic);
         self.hops.note_traffic(now, index, &self.tunnels);
         let at = self.wall.unix_seconds(now);
@@ -184,6 +192,7 @@ impl Node {
     pub(super) fn close_refused(&mut self, now: Instant) {
         let at = self.wall.unix_seconds(now);
         self.callers(now).give_up_refused(at);
+        self.end_refused_inherited(now);
         let refused = self.tunnels.iter().filter(|live| live.is_refused(&self.config, self.wall.unix_seconds(now)));
         let refused: Vec<_> = refused.map(|live| live.tunnel.local_index).collect();
         for index in refused {
@@ -247,6 +256,7 @@ impl Node {
     pub fn close(&mut self, now: Instant, peer: IpAddr, quietly: bool) -> usize {
         self.now = now;
         let indexes = self.tunnels.of_peer(peer).to_vec();
+        self.end_inherited_of(peer);
         for index in &indexes {
             if quietly {
                 self.remove_tunnel(*index, TunnelDownReason::ClosedHere);

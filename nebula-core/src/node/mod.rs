@@ -10,11 +10,13 @@
 //!   an endpoint, and asking them may take a handshake. `warm` is another of them: it keeps tunnels that nobody uses;
 //!   and `gateways`, which decides which gateways take flows.
 //! - `prober` is what all parts that measure share; `test_messages` hands their requests and replies out.
+//! - `handover` gives everything to another process, and starts with what an earlier one gave.
 //! - `inspect` has the read-only views.
 
 mod confirmation;
 mod denied;
 mod gateways;
+mod handover;
 mod handshakes;
 mod held;
 mod hops;
@@ -48,6 +50,7 @@ use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
 
 use self::gateways::Gateways;
 pub use self::gateways::{GatewayState, GatewayStatus};
+use self::handover::Inheritance;
 use self::held::Held;
 use self::hops::Hops;
 pub use self::inspect::{
@@ -109,6 +112,8 @@ pub struct Node {
     relay_choice: Option<Box<RelayChoice>>,
     /// What this node offers as a lighthouse.
     offers: Offers,
+    /// What is left of an earlier process of this node; `None` most of the time.
+    inheritance: Option<Box<Inheritance>>,
     forwarder: Arc<Forwarder>,
 }
 
@@ -154,6 +159,7 @@ impl Node {
             gateways: Gateways::default(),
             relay_choice: None,
             offers: Offers::default(),
+            inheritance: None,
             forwarder: Arc::clone(&forwarder),
         };
         node.forwarder.set_directory(node.config.capture.clone());
@@ -181,6 +187,7 @@ impl Node {
             Punt::Message { tunnel, from, kind, plaintext } => {
                 self.handle_message(now, tunnel, from, kind, &plaintext);
             }
+            Punt::Roamed { tunnel, from, .. } if self.heard_inherited(tunnel, from) => {}
             Punt::Roamed { tunnel, from, bytes } => self.paths(now).heard_elsewhere(tunnel, from, bytes),
             Punt::PathUnexamined { tunnel, waits } => self.paths(now).examine(tunnel, waits),
             Punt::Confirmed { tunnel, from } => self.handle_confirmed(now, tunnel, from),
@@ -311,7 +318,9 @@ impl Node {
     }
 
     fn handle_message(&mut self, now: Instant, index: LocalIndex, from: Origin, kind: MessageType, body: &[u8]) {
-        let Some(tunnel) = self.forwarder.tunnels().by_index(index) else { return };
+        let Some(tunnel) = self.forwarder.tunnels().by_index(index) else {
+            return self.handle_inherited_message(index, kind);
+        };
         match kind {
             MessageType::Lighthouse => self.handle_lighthouse_message(now, &tunnel, body),
             MessageType::TestRequest => self.handle_test_request(now, &tunnel, from, body),
@@ -339,6 +348,7 @@ impl Node {
             Due::RelayChoice => self.choose_relays(now),
             Due::Gateways => self.look_at_gateways(now),
             Due::Held => self.held_due(now),
+            Due::Inheritance => self.look_after_inheritance(now),
             Due::Housekeeping => self.housekeeping(now),
         }
     }
@@ -352,6 +362,12 @@ impl Node {
         // The endpoints of a peer that is expected back outlive its tunnel, but not forever.
         self.lighthouse.retain(now, |peer| !self.tunnels.of_peer(peer).is_empty() || self.pending.contains(peer));
         self.timer.set_on_grid(Due::Housekeeping, now + HOUSEKEEPING_INTERVAL);
+    }
+
+    /// The forwarding plane of this node.
+    #[cfg(feature = "simulator")]
+    pub(crate) fn forwarder(&self) -> &Forwarder {
+        &self.forwarder
     }
 
     /// The configuration in use: the initial one with every later change applied.

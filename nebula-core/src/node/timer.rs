@@ -35,6 +35,8 @@ pub(super) enum Due {
     HalfOpen(LocalIndex),
     /// Packets to an unknown destination have waited long enough.
     Held,
+    /// Look after what is left of an earlier process.
+    Inheritance,
     /// Expire idle flows and stale entries, and release memory that bursts took.
     Housekeeping,
 }

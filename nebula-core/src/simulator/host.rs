@@ -82,6 +82,11 @@ impl Host {
         *self = Self { is_old_go: self.is_old_go, ..Self::new(name, at, self.nat, config, now, wall, seed) };
     }
 
+    /// The configuration for the next start.
+    pub(super) fn start_config(&self) -> &Config {
+        &self.config
+    }
+
     /// Every address of its socket.
     pub(super) fn endpoints(&self) -> impl Iterator<Item = SocketAddr> {
         std::iter::once(self.underlay).chain(self.also_at.iter().copied())

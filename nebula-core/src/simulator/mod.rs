@@ -18,6 +18,7 @@ mod old_go;
 mod operation;
 mod packet;
 mod ping;
+mod upgrade;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

@@ -52,6 +52,11 @@ impl AeadKey {
         self.key.open_in_place(self.nonce(counter), Aad::from(aad), buffer).is_ok()
     }
 
+    /// The AEAD that it is a key of.
+    pub(crate) fn cipher(&self) -> Cipher {
+        self.cipher
+    }
+
     fn nonce(&self, counter: u64) -> Nonce {
         let mut nonce = [0; NONCE_LEN];
         nonce[4..].copy_from_slice(&match self.cipher {

@@ -65,6 +65,14 @@ impl HalfOpen {
         }
     }
 
+    /// Like [`HalfOpen::discard`]; a lane that has the tunnel at this moment seals nothing in it either.
+    pub(crate) fn stop_sealing(&self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let State::Tunnel(tunnel) = std::mem::replace(&mut *state, State::Discarded) {
+            tunnel.session.stop_sealing();
+        }
+    }
+
     /// Erases the keys at once, even if there are other references to this.
     pub(crate) fn discard(&self) {
         *self.state.lock().unwrap_or_else(PoisonError::into_inner) = State::Discarded;

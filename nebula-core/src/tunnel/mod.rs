@@ -5,7 +5,9 @@ mod half_open;
 mod hint;
 mod identity;
 pub(crate) mod liveness;
+mod opening;
 mod path_limit;
+mod replay_record;
 mod replay_window;
 mod session;
 mod table;
@@ -22,7 +24,9 @@ use nebula_cert::{VerifiedCertificate, Version};
 pub(crate) use half_open::{HalfOpen, TEST_LEN};
 pub(crate) use hint::TunnelHint;
 pub(crate) use identity::{PeerIdentity, route_digest};
+pub(crate) use opening::Opening;
 pub(crate) use path_limit::{PathLimit, PathState};
+pub(crate) use replay_record::ReplayRecord;
 pub(crate) use replay_window::CounterSet;
 pub use replay_window::ReplayWindow;
 pub(crate) use session::Negotiated;
@@ -96,7 +100,7 @@ impl Tunnel {
         Self {
             local_index: done.local_index,
             remote_index: done.remote_index,
-            peer_addresses: done.peer.networks().iter().map(ipnet::IpNet::addr).collect(),
+            peer_addresses: addresses_of(&done.peer),
             identity: (&done.peer).into(),
             peer: done.peer,
             session: Session::starting_at(done.keys, counter),
@@ -114,6 +118,30 @@ impl Tunnel {
             relayed: AtomicBool::new(false),
             sent: AtomicBool::new(true),
         }
+    }
+
+    /// A tunnel that another process of this node had: it only opens what the peer still sends in it. `placeholder`:
+    /// see [`Session::opening`].
+    pub(crate) fn opening(
+        local_index: LocalIndex,
+        peer: VerifiedCertificate,
+        endpoint: Option<SocketAddr>,
+        opening: &Opening,
+        placeholder: [u8; 32],
+    ) -> Self {
+        let (remote_index, own_version) = (RemoteIndex(0), peer.version());
+        let keys = SessionKeys { cipher: opening.cipher, send: placeholder, receive: placeholder };
+        let done = Negotiated {
+            local_index,
+            remote_index,
+            peer,
+            keys,
+            initiator: true,
+            own_version,
+            peer_time: 0,
+            answers_long_tests: false,
+        };
+        Self { session: Session::opening(opening, placeholder), ..Self::new(done, endpoint) }
     }
 
     /// Current underlay endpoint.
@@ -225,6 +253,11 @@ impl Tunnel {
         let take = |mark: &AtomicBool| mark.swap(false, Ordering::Relaxed);
         Traffic { direct: take(&self.received), relayed: take(&self.relayed), sent: take(&self.sent) }
     }
+}
+
+/// The overlay addresses of the holder of a certificate, primary first.
+pub(crate) fn addresses_of(certificate: &VerifiedCertificate) -> Vec<IpAddr> {
+    certificate.networks().iter().map(ipnet::IpNet::addr).collect()
 }
 
 impl Traffic {

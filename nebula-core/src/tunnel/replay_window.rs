@@ -145,9 +145,42 @@ impl ReplayWindow {
         missing.map(u64::from).sum()
     }
 
+    /// The blocks of the window of which this is the highest counter, the oldest first.
+    pub(super) fn blocks_below(highest: u64) -> std::ops::RangeInclusive<u64> {
+        lowest(highest) / BLOCK..=highest / BLOCK
+    }
+
+    /// Which counters of a block of the window were accepted.
+    pub(super) fn seen_in(&self, block: u64) -> u32 {
+        let (word, lap) = self.place(block);
+        seen(lap, word.load(Ordering::Acquire))
+    }
+
+    /// A window with this highest counter and these counters in [its blocks](Self::blocks_below).
+    pub(super) fn restored(highest: u64, blocks: impl Iterator<Item = (u64, u32)>) -> Self {
+        let window = Self { highest: AtomicU64::new(highest), blocks: std::array::from_fn(|_| AtomicU64::new(0)) };
+        // A place without a block of the window is the next one's. That its last lap is complete keeps counters of
+        // which nothing is known from being taken for lost.
+        let next = highest / BLOCK + 1;
+        if let (word, lap @ 1..) = window.place(next) {
+            word.store(u64::from(lap - 1) << 32 | u64::from(u32::MAX), Ordering::Relaxed);
+        }
+        for (block, seen) in blocks {
+            let (word, lap) = window.place(block);
+            word.store(u64::from(lap) << 32 | u64::from(seen), Ordering::Release);
+        }
+        window
+    }
+
+    /// Records a counter, and returns how many this found to be lost.
+    #[cfg(test)]
+    pub(super) fn lose(&self, counter: u64) -> u64 {
+        self.commit_set(CounterSet { bits: bit(counter), ..CounterSet::around(counter) }).1
+    }
+
     /// Lowest counter in the window.
     fn lowest(&self) -> u64 {
-        self.highest.load(Ordering::Relaxed).saturating_sub(Self::LEN - 1)
+        lowest(self.highest.load(Ordering::Relaxed))
     }
 
     /// Word of a block, and the lap in which it holds that block.
@@ -160,6 +193,10 @@ impl Default for ReplayWindow {
     fn default() -> Self {
         Self::new()
     }
+}
+
+fn lowest(highest: u64) -> u64 {
+    highest.saturating_sub(ReplayWindow::LEN - 1)
 }
 
 fn bit(counter: u64) -> u32 {

@@ -1,9 +1,10 @@
 //! Session state: immutable keys, an atomic send counter and the replay window (SA state).
 
 use nebula_cert::{VerifiedCertificate, Version};
+use zeroize::Zeroizing;
 
 use super::cipher::{AeadKey, Cipher};
-use super::{LocalIndex, RemoteIndex, ReplayWindow};
+use super::{LocalIndex, Opening, RemoteIndex, ReplayWindow};
 use crate::sync::CachePadded;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
@@ -54,6 +55,8 @@ pub(crate) struct Received {
     pub(crate) replay: ReplayWindow,
     /// Bytes of overlay packets that were delivered.
     bytes: AtomicU64,
+    /// The key of what the peer sends, as another process may get it. Here the padding has room for it.
+    key: Zeroizing<[u8; 32]>,
 }
 
 /// Upper bound on the counters that one call of [`Session::reserve`] takes: more than the segments of a super-packet,
@@ -83,8 +86,38 @@ impl Session {
             send_key: AeadKey::new(keys.cipher, &keys.send),
             receive_key: AeadKey::new(keys.cipher, &keys.receive),
             sent: CachePadded::new(Sent { next: AtomicU64::new(counter), bytes: AtomicU64::new(0) }),
-            received: CachePadded::new(Received { replay: ReplayWindow::new(), bytes: AtomicU64::new(0) }),
+            received: CachePadded::new(Received {
+                replay: ReplayWindow::new(),
+                bytes: AtomicU64::new(0),
+                key: Zeroizing::new(keys.receive),
+            }),
         }
+    }
+
+    /// A session of another process, which opens what the peer sends and never seals: no counter is left from the
+    /// start, and in the place of the sealing key is `placeholder`, random bytes that nobody else knows.
+    pub(super) fn opening(opening: &Opening, placeholder: [u8; 32]) -> Self {
+        let keys = SessionKeys { cipher: opening.cipher, send: placeholder, receive: *opening.key };
+        let session = Self::starting_at(keys, Self::REJECT_AFTER);
+        let Received { bytes, key, .. } = session.received.into_inner();
+        let received = Received { replay: ReplayWindow::from(&opening.replay), bytes, key };
+        Self { received: CachePadded::new(received), ..session }
+    }
+
+    /// What it takes to open what the peer sends from now on.
+    pub(crate) fn to_opening(&self) -> Opening {
+        Opening {
+            cipher: self.receive_key.cipher(),
+            key: self.received.key.clone(),
+            replay: (&self.received.replay).into(),
+        }
+    }
+
+    /// Gives out no counter from now on, so that nothing is sealed in this session any more. A lane that takes some at
+    /// this moment gets either some of those before, or none.
+    pub(crate) fn stop_sealing(&self) {
+        // Not beyond: lanes that passed the check before add to it, and must not make it wrap.
+        self.sent.next.fetch_max(Self::REJECT_AFTER, Ordering::Relaxed);
     }
 
     /// Takes `n` consecutive send counters and returns the first, or `None` near exhaustion (`2^64 - 1 - 2^40`).
@@ -218,6 +251,32 @@ mod tests {
         assert!(!session.is_worn());
         session.skip_to(Session::REKEY_AFTER);
         assert!(session.is_worn() && !session.is_exhausted());
+    }
+
+    #[test]
+    fn after_it_stopped_sealing_there_is_no_counter_and_the_rest_of_the_session_stays() {
+        let session = session();
+        assert_eq!(session.reserve(5), Some(3));
+        session.stop_sealing();
+        for n in [1, 64, MAX_RESERVED_AT_ONCE] {
+            assert_eq!(session.reserve(n), None);
+        }
+        assert!(session.received.replay.commit(3));
+    }
+
+    #[test]
+    fn another_process_opens_what_this_one_has_not_and_seals_nothing() {
+        let ours = session();
+        let peer = Session::new(SessionKeys { cipher: Cipher::Aes256Gcm, send: [2; 32], receive: [1; 32] });
+        assert!(ours.received.replay.commit(3));
+        let theirs = Session::opening(&ours.to_opening(), [9; 32]);
+        assert_eq!(theirs.reserve(1), None);
+        assert!(!theirs.received.replay.check(3) && theirs.received.replay.check(4));
+        let mut frame = b"data".to_vec();
+        let tag = peer.send_key.seal(4, &[], &mut frame);
+        frame.extend_from_slice(&tag);
+        assert!(theirs.receive_key.open(4, &[], &mut frame));
+        assert_eq!(theirs.to_opening().key, ours.to_opening().key, "a third process can go on");
     }
 
     #[test]

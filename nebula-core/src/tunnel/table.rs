@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock, PoisonError};
 
 use super::vacancies::{CHUNKS, FIRST_CHUNK, ReservedIndex, SLOTS, Scramble, Vacancies};
 use super::{HalfOpen, LocalIndex, Tunnel};
-use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{ArcSwapOption, HashMap, Loaded, Mutex, MutexGuard};
 
 type Slot = ArcSwapOption<Tunnel>;
@@ -22,6 +22,8 @@ pub(crate) struct TunnelTable {
     version: AtomicU64,
     /// Number of slots that were ever in use, so that lanes can reject indexes beyond them without the lock.
     used_slots: AtomicU32,
+    /// Whether there are tunnels of an earlier process.
+    inherits: AtomicBool,
     vacancies: Arc<Mutex<Vacancies>>,
     scramble: Scramble,
 }
@@ -41,6 +43,7 @@ impl TunnelTable {
             by_address: HashMap::new(),
             version: AtomicU64::new(1),
             used_slots: AtomicU32::new(0),
+            inherits: AtomicBool::new(false),
             vacancies: Arc::new(Mutex::new(Vacancies::new(Scramble(key)))),
             scramble: Scramble(key),
         }
@@ -78,6 +81,38 @@ impl TunnelTable {
             vacancies.half_open.get(&index).map(Arc::clone)
         };
         half_open?.tunnel()
+    }
+
+    /// Lets lanes receive with a tunnel of an earlier process. Its index is not given to another tunnel meanwhile.
+    /// Returns `false` if the index is in use.
+    pub(crate) fn inherit(&self, tunnel: Arc<Tunnel>) -> bool {
+        let index = tunnel.local_index;
+        let mut vacancies = self.lock();
+        let is_free = index != LocalIndex(0)
+            && !vacancies.reserved.contains(&index)
+            && !vacancies.inherited.contains_key(&index)
+            && self.by_index(index).is_none();
+        if is_free {
+            vacancies.inherited.insert(index, tunnel);
+            self.inherits.store(true, Ordering::Release);
+        }
+        is_free
+    }
+
+    /// The tunnel of an earlier process with this index. Too slow for every packet, but there are such tunnels for
+    /// some seconds only.
+    pub(crate) fn inherited(&self, index: LocalIndex) -> Option<Arc<Tunnel>> {
+        if !self.inherits.load(Ordering::Acquire) {
+            return None;
+        }
+        self.lock().inherited.get(&index).map(Arc::clone)
+    }
+
+    /// Ends a tunnel of an earlier process.
+    pub(crate) fn disinherit(&self, index: LocalIndex) {
+        let mut vacancies = self.lock();
+        vacancies.inherited.remove(&index);
+        self.inherits.store(!vacancies.inherited.is_empty(), Ordering::Release);
     }
 
     /// Makes `tunnel` reachable by its (reserved) index.
@@ -251,6 +286,31 @@ mod tests {
     }
 
     #[test]
+    fn the_index_of_an_inherited_tunnel_is_found_beside_the_slots_and_given_to_nobody() {
+        let (one, other) = (TunnelTable::new(5), TunnelTable::new(5));
+        let indexes: Vec<_> = (0..40).map(|n| one.reserve(n).unwrap().keep()).collect();
+        let all_inherited = indexes.iter().all(|index| {
+            let inherited = tunnel(*index, testing::verified(&["10.1.0.2/16"]));
+            other.inherit(Arc::clone(&inherited)) && !other.inherit(inherited)
+        });
+        assert!(all_inherited, "each once");
+        let others: BTreeSet<_> = (0..40).map(|n| other.reserve(n).unwrap().keep()).collect();
+        assert!(indexes.iter().all(|index| !others.contains(index)), "the same key and numbers gave these indexes");
+        for index in &indexes {
+            assert_eq!(other.inherited(*index).unwrap().local_index, *index);
+            assert!(other.look_up(*index).tunnel().is_none() && other.by_index(*index).is_none());
+        }
+        let taken = *others.first().unwrap();
+        for index in [taken, LocalIndex(0)] {
+            assert!(!other.inherit(tunnel(index, testing::verified(&["10.1.0.2/16"]))), "{index:?}");
+        }
+        let ended = Arc::downgrade(&other.inherited(indexes[0]).unwrap());
+        other.disinherit(indexes[0]);
+        assert!(ended.upgrade().is_none() && other.inherited(indexes[0]).is_none());
+        assert!(other.inherited(indexes[1]).is_some());
+    }
+
+    #[test]
     fn retiring_an_old_tunnel_leaves_the_primary_in_place() {
         let table = TunnelTable::new(1);
         let [old, new] = [add(&table, &["10.1.0.2/16"]), add(&table, &["10.1.0.2/16"])];
@@ -322,7 +382,7 @@ mod tests {
     #[test]
     fn readers_see_a_whole_tunnel_or_none_while_tunnels_come_and_go() {
         let table = TunnelTable::new(1);
-        let stop = std::sync::atomic::AtomicBool::new(false);
+        let stop = AtomicBool::new(false);
         let address: IpAddr = "10.1.0.2".parse().unwrap();
         let peer = testing::verified(&["10.1.0.2/16"]);
         std::thread::scope(|scope| {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, PoisonError};
 
-use super::{HalfOpen, LocalIndex};
+use super::{HalfOpen, LocalIndex, Tunnel};
 use crate::sync::Mutex;
 
 /// Number of low bits of an index, before scrambling, that hold the slot. The rest is the slot's generation, so an
@@ -24,12 +24,21 @@ pub(super) struct Vacancies {
     pub(super) reserved: BTreeSet<LocalIndex>,
     /// Handshakes that this node answered, by their reserved index.
     pub(super) half_open: BTreeMap<LocalIndex, Arc<HalfOpen>>,
+    /// Tunnels of an earlier process, whose indexes are in no slot of this table.
+    pub(super) inherited: BTreeMap<LocalIndex, Arc<Tunnel>>,
     scramble: Scramble,
 }
 
 impl Vacancies {
     pub(super) fn new(scramble: Scramble) -> Self {
-        Self { fresh: 0, freed: VecDeque::new(), reserved: BTreeSet::new(), half_open: BTreeMap::new(), scramble }
+        Self {
+            fresh: 0,
+            freed: VecDeque::new(),
+            reserved: BTreeSet::new(),
+            half_open: BTreeMap::new(),
+            inherited: BTreeMap::new(),
+            scramble,
+        }
     }
 
     /// Number of slots that were ever in use.
@@ -44,20 +53,16 @@ impl Vacancies {
     }
 
     pub(super) fn reserve(&mut self, random: u32) -> Option<LocalIndex> {
-        let (slot, mut generation) = if self.fresh < SLOTS && self.freed.len() < FIRST_CHUNK as usize {
+        let (slot, generation) = if self.fresh < SLOTS && self.freed.len() < FIRST_CHUNK as usize {
             self.fresh += 1;
             (self.fresh - 1, random % GENERATIONS)
         } else {
             let (slot, generation) = self.freed.pop_front()?;
             (slot, generation + 1)
         };
-        let index = loop {
-            let index = self.scramble.index(slot | (generation % GENERATIONS) << SLOT_BITS);
-            if index != LocalIndex(0) {
-                break index;
-            }
-            generation += 1;
-        };
+        let index = |generation| self.scramble.index(slot | (generation % GENERATIONS) << SLOT_BITS);
+        let is_usable = |index: &LocalIndex| *index != LocalIndex(0) && !self.inherited.contains_key(index);
+        let index = (generation..generation + GENERATIONS).map(index).find(is_usable)?;
         self.reserved.insert(index);
         Some(index)
     }

@@ -49,7 +49,7 @@ pub(crate) fn cluster(pods: &[u8], endpoints: &[u8]) -> Cluster {
     cluster
 }
 
-fn serve(cluster: &mut Cluster, v6: bool, endpoints: &[u8]) {
+pub(crate) fn serve(cluster: &mut Cluster, v6: bool, endpoints: &[u8]) {
     let endpoints: Vec<_> = endpoints.iter().map(|n| (pod(*n, v6), 8080)).collect();
     for protocol in [packets::TCP, packets::UDP] {
         cluster.service(target(v6, protocol), &endpoints, endpoints.len() as u32, None);

@@ -25,6 +25,7 @@ mod forged_first_messages;
 mod fragments;
 mod gateways;
 mod group_relays;
+mod handover;
 mod handshake_flood;
 mod handshake_race;
 mod handshake_retries;

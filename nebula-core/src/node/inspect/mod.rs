@@ -245,6 +245,7 @@ impl Node {
     pub fn table_sizes(&self) -> TableSizes {
         TableSizes {
             tunnels: self.tunnels.iter().count(),
+            inherited: self.inheritance.as_ref().map_or(0, |inheritance| inheritance.len()),
             primaries: self.forwarder.tunnels().primaries(),
             lookups: self.tunnels.lookups(),
             half_open: self.half_open.len(),

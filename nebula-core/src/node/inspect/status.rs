@@ -144,6 +144,8 @@ pub enum Outcome {
 pub struct TableSizes {
     /// Live tunnels.
     pub tunnels: usize,
+    /// Sessions of an earlier process of this node in which peers may still send.
+    pub inherited: usize,
     /// Overlay addresses that a tunnel carries packets to.
     pub primaries: usize,
     /// Entries in the lookup tables of tunnels: by peer, by the peer's index, by first message.

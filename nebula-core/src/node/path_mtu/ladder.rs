@@ -19,6 +19,16 @@ impl Ladder {
         Self { mtu, top: if is_worthwhile { top } else { 0 }, overhead }
     }
 
+    /// MTU of the overlay device.
+    pub(super) fn mtu(&self) -> u16 {
+        self.mtu
+    }
+
+    /// Whether a search can find out that packets of this size pass.
+    pub(super) fn is_step(&self, size: u16) -> bool {
+        size > 0 && (size == self.top || self.between(0, self.top).any(|step| step == size))
+    }
+
     pub(super) fn top(&self) -> u16 {
         self.top
     }

@@ -23,6 +23,7 @@ use self::series::Series;
 use self::stall::StallDetector;
 use self::watch::Watch;
 use super::path_choice::Carried;
+use crate::handover::MeasuredPath;
 use crate::tunnel::PathState;
 use crate::wire::size_probe::{SHORT, SizeProbe};
 
@@ -135,6 +136,28 @@ impl Search {
         self.series.inherit(&older.series);
         self.raises.inherit(&older.raises);
         self.examined = (sent, now);
+    }
+
+    /// What is known about the path, for another process of this node.
+    pub(super) fn measured(&self) -> Option<MeasuredPath> {
+        let (confirmed, limit) = (self.confirmed, self.limit);
+        let measured =
+            || MeasuredPath { mtu: self.ladder.mtu(), confirmed, limit, round_trip: self.series.round_trip() };
+        (confirmed > 0).then(measured)
+    }
+
+    /// Takes over what an earlier process of this node knew about the path, which adds `overhead` bytes to each packet,
+    /// if it is plausible. `sent` is the next send counter of the tunnel. Returns whether it is.
+    pub(super) fn take_over(&mut self, now: Instant, sent: u64, path: &MeasuredPath, overhead: u16) -> bool {
+        let ladder = Ladder::new(path.mtu, overhead);
+        let is_plausible = ladder.is_step(path.confirmed) && path.limit.is_none_or(|limit| limit == path.confirmed);
+        if is_plausible {
+            (self.confirmed, self.limit, self.ladder) = (path.confirmed, path.limit, ladder);
+            self.series.take_over(path.round_trip);
+            self.raises.begin(now, false);
+            self.examined = (sent, now);
+        }
+        is_plausible
     }
 
     /// The peer returned a test request intact: it survives long probes.

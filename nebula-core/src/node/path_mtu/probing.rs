@@ -1,5 +1,6 @@
 //! Sends the probes of a search, and tells the data path what came out.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -35,14 +36,26 @@ impl Node {
     pub(in crate::node) fn prepare_path_mtu(&self, now: Instant, live: &mut Live) {
         let tunnel = &live.tunnel;
         tunnel.path_limit.switch(self.config.path_mtu.is_some());
-        let Some(older) = tunnel.peer_addresses.first().and_then(|peer| self.tunnels.of_peer(*peer).last()) else {
-            return;
+        let Some(&peer) = tunnel.peer_addresses.first() else { return };
+        let Some(older) = self.tunnels.of_peer(peer).last() else {
+            return self.take_over_path(now, peer, live);
         };
         let Some(older) = self.tunnels.get(*older) else { return };
         let is_same_path = tunnel.endpoint().is_some() && tunnel.endpoint() == older.tunnel.endpoint();
         let is_known = matches!(older.tunnel.path_limit.state(), PathState::Open | PathState::Limited(_));
         if is_same_path && is_known && older.path_mtu.known().is_some() {
             live.path_mtu.inherit(now, tunnel.session.next_counter(), &older.path_mtu);
+            tunnel.path_limit.set(live.path_mtu.state());
+        }
+    }
+
+    /// Begins with what an earlier process of this node knew about the path.
+    fn take_over_path(&self, now: Instant, peer: IpAddr, live: &mut Live) {
+        let tunnel = &live.tunnel;
+        let Some(path) = tunnel.endpoint().and_then(|at| self.inherited_path(peer, at)) else { return };
+        let (Some(mtu), Some(carrier)) = (self.config.path_mtu, self.forwarder.carrier(tunnel)) else { return };
+        let sent = tunnel.session.next_counter();
+        if path.mtu == mtu && live.path_mtu.take_over(now, sent, path, carrier.overhead()) {
             tunnel.path_limit.set(live.path_mtu.state());
         }
     }

@@ -35,6 +35,16 @@ impl Series {
         self.round_trip = older.round_trip;
     }
 
+    /// How long answers take.
+    pub(super) fn round_trip(&self) -> Duration {
+        self.round_trip
+    }
+
+    /// Takes over how long answers took an earlier process of this node.
+    pub(super) fn take_over(&mut self, round_trip: Duration) {
+        self.round_trip = round_trip.min(MAX_HANDSHAKE);
+    }
+
     /// Whether the peer is so near that a connection may wait for the first answers.
     pub(super) fn is_near(&self) -> bool {
         self.round_trip <= NEAR

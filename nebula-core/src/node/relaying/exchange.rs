@@ -131,7 +131,10 @@ impl Relaying<'_> {
             }
             return Some(index);
         }
-        let new = RelayIndex(self.rng.next_u32());
+        // Datagrams may still come by an index of an earlier process.
+        let is_free = |index: &RelayIndex| self.forwarder.relays().get(*index).is_none();
+        let rng = &mut *self.rng;
+        let new = std::iter::repeat_with(|| RelayIndex(rng.next_u32())).take(INDEXES_TRIED).find(is_free)?;
         let inserted = self.hops.entries.insert(self.now, new, key, state, form)?;
         if let Some(evicted) = inserted.evicted {
             let neighbour = self.tunnels.get(evicted.key.tunnel).map(|live| live.tunnel.peer_addresses.as_slice());
@@ -237,3 +240,5 @@ impl Relaying<'_> {
 
 /// Minimum time before a hop is requested again.
 const REPEAT_REQUEST_AFTER: Duration = Duration::from_secs(1);
+/// One of two random indexes is free, unless the random generator is broken.
+const INDEXES_TRIED: usize = 8;

@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nebula_cert::{Fingerprint, UnixTime, Version};
+use nebula_cert::{Fingerprint, UnixTime, VerifiedCertificate, Version};
 
 use crate::config::Timers;
 use crate::node::incarnations::Incarnations;
@@ -194,11 +194,7 @@ impl Live {
 
     /// Whether the peer's certificate is no longer acceptable.
     pub(in crate::node) fn is_refused(&self, config: &Config, at: UnixTime) -> bool {
-        match config.trust.recheck(&self.tunnel.peer, at) {
-            Ok(()) => false,
-            Err(nebula_cert::Error::Blocked { .. }) => true,
-            Err(_) => config.disconnect_invalid,
-        }
+        is_refused(config, &self.tunnel.peer, at)
     }
 
     /// Whether a new handshake would use a newer certificate, a higher version or fresh counters.
@@ -215,6 +211,15 @@ impl Live {
     pub(in crate::node) fn version_to_upgrade_to(&self, config: &Config) -> Option<Version> {
         let theirs = self.tunnel.peer.version();
         (theirs > self.tunnel.own_version && config.identity.certificate(theirs).is_some()).then_some(theirs)
+    }
+}
+
+/// Whether the certificate of a peer that has a tunnel is no longer acceptable.
+pub(in crate::node) fn is_refused(config: &Config, peer: &VerifiedCertificate, at: UnixTime) -> bool {
+    match config.trust.recheck(peer, at) {
+        Ok(()) => false,
+        Err(nebula_cert::Error::Blocked { .. }) => true,
+        Err(_) => config.disconnect_invalid,
     }
 }
 

@@ -10,7 +10,7 @@ use crate::index::{LocalIndex, RemoteIndex};
 use crate::tunnel::{Tunnel, TunnelTable};
 
 pub(crate) use self::live::Established;
-pub(super) use self::live::Live;
+pub(super) use self::live::{Live, is_refused};
 
 /// All live tunnels.
 #[derive(Debug, Default)]
