@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -195,6 +196,36 @@ struct Host {
     handle: Handle,
     events: Receiver<Event>,
     driver: Option<JoinHandle<Result<(), Error>>>,
+    config: Config,
+    setup: Setup,
+    files: Files,
+}
+
+/// The descriptors of a driver's device and sockets.
+#[derive(Default)]
+struct Files {
+    queues: Vec<OwnedFd>,
+    sockets: Vec<OwnedFd>,
+}
+
+impl Files {
+    fn of(tun: Option<&Tun>, sockets: &[UdpSocket]) -> Self {
+        let owned = |file: BorrowedFd<'_>| file.try_clone_to_owned().unwrap();
+        let queues = tun.into_iter().flat_map(|tun| tun.queues()).map(owned).collect();
+        Self { queues, sockets: sockets.iter().map(|socket| owned(socket.as_fd())).collect() }
+    }
+}
+
+impl Setup {
+    fn address(&self) -> SocketAddr {
+        SocketAddr::new(self.bind.parse().unwrap(), PORT)
+    }
+
+    fn socket_options(&self) -> SocketOptions {
+        let mut options = SocketOptions::default();
+        options.offloads = self.udp_offloads;
+        options
+    }
 }
 
 impl Host {
@@ -208,23 +239,42 @@ impl Host {
         let peer = 1 - index;
         let endpoint = SocketAddr::from((UNDERLAY[peer], PORT));
         config.static_hosts = BTreeMap::from([(IpAddr::from(OVERLAY[peer]), vec![endpoint])]);
-        let mut driver = namespace.run(move || {
+        let given = config.clone();
+        let (mut driver, files) = namespace.run(move || {
             let tun = setup.tun[index].then(|| Tun::create("overlay0", setup.routines, setup.tun_offloads).unwrap());
-            let mut options = SocketOptions::default();
-            options.offloads = setup.udp_offloads;
-            let address = SocketAddr::new(setup.bind.parse().unwrap(), PORT);
-            let sockets = UdpSocket::bind(address, setup.routines, &options).unwrap();
+            let sockets = UdpSocket::bind(setup.address(), setup.routines, &setup.socket_options()).unwrap();
             let bypass = if setup.captured && index == 0 { past_the_overlay() } else { Bypass::default() };
             let mut options = Options::default();
             (options.two_threads, options.bypass) = (setup.two_threads, bypass);
-            Driver::start(config, tun, sockets, options).unwrap()
+            let files = Files::of(tun.as_ref(), &sockets);
+            (Driver::start(given, tun, sockets, options).unwrap(), files)
         });
         if setup.tun[index] {
             namespace.ip(format!("addr add {}/24 dev overlay0", OVERLAY[index]));
             namespace.ip(format!("link set overlay0 mtu {} up", setup.overlay_mtu));
         }
         let (handle, events) = (driver.handle(), driver.take_events().unwrap());
-        Self { namespace, handle, events, driver: Some(std::thread::spawn(|| driver.run())) }
+        let driver = Some(std::thread::spawn(|| driver.run()));
+        Self { namespace, handle, events, driver, config, setup, files }
+    }
+
+    /// Has another driver take over, as another process would: with the same descriptors.
+    fn be_succeeded(&mut self) {
+        let state = self.handle.hand_over().expect("it goes on");
+        let Files { queues, sockets } = std::mem::take(&mut self.files);
+        self.wait().unwrap();
+        let (config, setup) = (self.config.clone(), self.setup);
+        let (mut driver, files) = self.namespace.run(move || {
+            let tun = Tun::adopt(queues, "overlay0", setup.routines, setup.tun_offloads).unwrap();
+            let options = setup.socket_options();
+            let sockets = UdpSocket::adopt(sockets, setup.address(), setup.routines, &options).unwrap();
+            let files = Files::of(Some(&tun), &sockets);
+            let mut options = Options::default();
+            options.two_threads = setup.two_threads;
+            (Driver::take_over(config, Some(tun), sockets, options, state).unwrap(), files)
+        });
+        (self.handle, self.events, self.files) = (driver.handle(), driver.take_events().unwrap(), files);
+        self.driver = Some(std::thread::spawn(|| driver.run()));
     }
 
     fn stop(&mut self) -> Result<(), Error> {
@@ -233,6 +283,7 @@ impl Host {
     }
 
     fn wait(&mut self) -> Result<(), Error> {
+        self.files = Files::default();
         self.driver.take().unwrap().join().unwrap()
     }
 
@@ -474,6 +525,55 @@ fn a_stopped_driver_tells_its_peer_and_leaves_nothing() {
     });
     hosts[1].stop().unwrap();
     assert_eq!(driver_threads(), [""; 0]);
+}
+
+/// Pings `count` times, a hundred each second; returns how many were answered.
+fn start_pings(from: &Host, to: Ipv4Addr, count: u32) -> Receiver<u32> {
+    from.namespace.start(move || {
+        let arguments =
+            ["-q", "-n", "-i", "0.01", "-W", "5", "-c", &count.to_string(), &to.to_string()].map(str::to_owned);
+        let output = String::from_utf8(Command::new("ping").args(arguments).output().unwrap().stdout).unwrap();
+        let answered = output.split_once(" received").expect(&output).0.rsplit(' ').next().unwrap().parse();
+        answered.unwrap()
+    })
+}
+
+#[test]
+#[ignore = "needs root and network namespaces"]
+fn drivers_take_over_one_from_another_and_no_ping_and_no_byte_is_lost() {
+    let _alone = alone();
+    for two_threads in [false, true] {
+        let mut hosts = pair(Setup { two_threads, ..USUAL });
+        assert!(ping(&hosts[0], OVERLAY[1]));
+        // The namespace that pings has no time for another job.
+        for (from, to) in [(0, 1), (1, 0)] {
+            let sent = counter(&hosts[to], "packets_out");
+            let pings = start_pings(&hosts[from], OVERLAY[to], 200);
+            for _ in 0..8 {
+                std::thread::sleep(Duration::from_millis(200));
+                hosts[to].be_succeeded();
+            }
+            assert_eq!(pings.recv().unwrap(), 200, "two threads: {two_threads}");
+            assert!(counter(&hosts[to], "packets_out") >= sent + 200, "counters go on");
+        }
+        transfer(&hosts, 0, 4 << 20);
+        transfer(&hosts, 1, 4 << 20);
+    }
+}
+
+#[test]
+#[ignore = "needs root and network namespaces"]
+fn a_driver_that_hands_over_ends_without_a_word_to_its_peers() {
+    let _alone = alone();
+    let mut hosts = pair(USUAL);
+    assert!(ping(&hosts[0], OVERLAY[1]));
+    assert!(!hosts[1].handle.offer().unwrap().has_keys());
+    let state = hosts[1].handle.hand_over().unwrap();
+    assert!(state.has_keys());
+    hosts[1].wait().unwrap();
+    assert!(hosts[1].handle.hand_over().is_none() && hosts[1].handle.offer().is_none(), "it has ended");
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(hosts[0].handle.tunnels().len(), 1, "the peer was told");
 }
 
 #[test]

@@ -11,6 +11,13 @@ use nebula_cni_contract::launch::StartError;
 use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
 use sd_notify::NotifyState;
 
+/// Whether systemd runs this process. Others that have the same protocol might never take descriptors out of the
+/// socket, where they would stay open, and may not follow when another process becomes the main one.
+#[must_use]
+pub fn is_systemd() -> bool {
+    env::var_os("NOTIFY_SOCKET").is_some() && env::var_os("INVOCATION_ID").is_some()
+}
+
 /// Connects to the service manager's socket now, because its path may be unreachable later.
 ///
 /// # Errors
@@ -59,6 +66,14 @@ pub fn store(files: &[BorrowedFd<'_>], name: &str) -> io::Result<()> {
 pub fn unstore(name: &str) -> io::Result<()> {
     let socket = CONNECTED.get().ok_or(io::ErrorKind::NotConnected)?;
     socket.send(format!("FDSTOREREMOVE=1\nFDNAME={name}").as_bytes()).map(drop)
+}
+
+/// Reports that another process is the main one of the service from now on. Does nothing without a service manager; a
+/// failure is only logged.
+pub fn main_process(pid: u32) {
+    if let Err(error) = send(NotifyState::MainPid(pid)) {
+        tracing::error!(%error, "Failed to tell systemd which process is the main one");
+    }
 }
 
 /// Reports the current status in one line.

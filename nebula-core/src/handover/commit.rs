@@ -2,8 +2,8 @@
 //!
 //! The old process offers, the new one prepares and says that it is ready, and the old one commits: from then on it
 //! seals nothing, ever. The new one seals nothing before it has the commit, or knows that the old process is dead. So
-//! there are never two that seal. Whatever gets lost is sent again, and whoever dies leaves the other one serving: the
-//! old one if it has not committed, else the new one.
+//! there are never two that seal. Whatever gets lost is sent again. If one of them dies, the other one serves: the
+//! old one if it has not committed, else the new one. A new process that has no offer yet may end instead.
 //!
 //! That a process is dead has to be certain: the kernel says so (a pidfd, the end of a connection that only that
 //! process holds). A process that hangs is not dead; whoever supervises it has to end it.

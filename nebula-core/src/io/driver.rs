@@ -16,6 +16,7 @@ use crate::capture::OpenedBefore;
 use crate::config::InvalidConfig;
 use crate::counters::Direction;
 use crate::diagnosis::Diagnosis;
+use crate::handover::State;
 use crate::io::control::mailbox::Work;
 use crate::io::control::{Control, EndOfControl, Idle, RareWork, TablePeak};
 use crate::io::interfaces::InterfaceWatch;
@@ -157,11 +158,31 @@ impl Driver {
     /// # Errors
     /// Returns an error if the configuration contradicts itself, if there is no socket, or if a thread or descriptor
     /// could not be created.
-    pub fn start(
+    pub fn start(config: Config, tun: Option<Tun>, sockets: Vec<UdpSocket>, options: Options) -> Result<Self, Error> {
+        Self::start_with(config, tun, sockets, options, None)
+    }
+
+    /// Like [`Driver::start`], with what [`Handle::hand_over`] of an earlier driver returned, in this process or in
+    /// another one. Device and sockets have to be those of that driver, or others for the same descriptors.
+    ///
+    /// # Errors
+    /// The same as [`Driver::start`].
+    pub fn take_over(
+        config: Config,
+        tun: Option<Tun>,
+        sockets: Vec<UdpSocket>,
+        options: Options,
+        state: State,
+    ) -> Result<Self, Error> {
+        Self::start_with(config, tun, sockets, options, Some(state))
+    }
+
+    fn start_with(
         mut config: Config,
         tun: Option<Tun>,
         sockets: Vec<UdpSocket>,
         options: Options,
+        state: Option<State>,
     ) -> Result<Self, Error> {
         if options.check_config {
             config.validate()?;
@@ -184,7 +205,10 @@ impl Driver {
 
         let seed = Seed::from_os()?;
         let wall = clock::wall();
-        let (mut node, forwarder) = Node::new(config, wall.at, wall, seed);
+        let (mut node, forwarder) = match state {
+            Some(state) => Node::take_over(config, wall.at, wall, seed, state),
+            None => Node::new(config, wall.at, wall, seed),
+        };
         node.resume_flows(wall.at, &options.opened_before);
         // Boxed because it is large: each move of it would grow a stack for good.
         let node = Box::new(node);
@@ -235,10 +259,10 @@ impl Driver {
             let relieved = index < sockets.len();
             if two_threads || !relieved {
                 let thread = QueueThread::new(Arc::clone(&self.shared), Arc::clone(&duty), relieved, raise_priority);
-                let processor = place(index);
+                let (processor, pass) = (place(index), self.shared.gate.admit());
                 self.spawn(format!("nebula-out-{index}"), DATA_STACK, move || {
                     stay_on(processor);
-                    thread.run()
+                    thread.run(&pass)
                 })?;
             }
             duties.push(duty);
@@ -250,10 +274,10 @@ impl Driver {
             if let Some(duty) = duties.get(index) {
                 thread.serve_also(Arc::clone(duty), two_threads);
             }
-            let processor = place(index);
+            let (processor, pass) = (place(index), self.shared.gate.admit());
             self.spawn(format!("nebula-in-{index}"), DATA_STACK, move || {
                 stay_on(processor);
-                thread.run()
+                thread.run(&pass)
             })?;
         }
         Ok(())
@@ -465,6 +489,27 @@ impl Handle {
     /// driver has ended or too much work waits already.
     pub fn post(&self, work: impl FnOnce(&mut Node, Instant) + Send + 'static) -> bool {
         self.shared.mailbox.try_command(Work::new(work))
+    }
+
+    /// What [`Handle::hand_over`] would return, but without keys; the driver goes on. `None` if it has ended.
+    #[must_use]
+    pub fn offer(&self) -> Option<State> {
+        self.with_node(|node, now| node.offer(now))
+    }
+
+    /// Ends the driver without a word to its peers, for another process to go on with its device, its sockets and this:
+    /// see [`crate::handover`] and [`Driver::take_over`]. Once this returns, nothing is sent or received any more, and
+    /// what arrives waits in the queues of the device and the sockets.
+    ///
+    /// `None` if the driver has ended or is to stop, or goes on because a data thread did not pause within a second.
+    #[must_use]
+    pub fn hand_over(&self) -> Option<State> {
+        if self.shared.mailbox.is_read_here() {
+            return None;
+        }
+        let (reply, handed_over) = sync_channel(1);
+        self.shared.mailbox.hand_over(reply);
+        handed_over.recv().ok()
     }
 
     /// Certificate of the peer of a live tunnel.

@@ -7,6 +7,7 @@ mod bypass;
 mod clock;
 mod control;
 mod driver;
+mod gate;
 mod interfaces;
 mod poll;
 mod region;

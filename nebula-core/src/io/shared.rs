@@ -3,13 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
-use nix::sys::eventfd::{EfdFlags, EventFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::counters::Direction;
 use crate::io::Error;
 use crate::io::control::mailbox::Mailbox;
+use crate::io::gate::Gate;
 use crate::io::udp::UdpSocket;
 use crate::io::udp::send::Sender;
 use crate::{DropReason, Forwarder, Lane};
@@ -19,29 +18,13 @@ pub(super) struct Shared {
     pub(super) forwarder: Arc<Forwarder>,
     pub(super) mailbox: Mailbox,
     pub(super) counters: IoCounters,
-    /// Becomes readable, and stays so, once data threads must end.
-    pub(super) halt: EventFd,
-    stopping: AtomicBool,
+    pub(super) gate: Arc<Gate>,
 }
 
 impl Shared {
     pub(super) fn new(forwarder: Arc<Forwarder>) -> Result<Self, Error> {
-        let halt = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
-            .map_err(|errno| Error::io("cannot make an eventfd", errno))?;
-        let (counters, stopping) = (IoCounters::default(), AtomicBool::new(false));
-        Ok(Self { forwarder, mailbox: Mailbox::new()?, counters, halt, stopping })
-    }
-
-    /// Whether data threads must end.
-    pub(super) fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::Relaxed)
-    }
-
-    /// Ends the data threads, including those that wait.
-    pub(super) fn halt_data_threads(&self) {
-        self.stopping.store(true, Ordering::Relaxed);
-        // Fails only when the counter is full, and then the descriptor is readable.
-        let _ = self.halt.write(1);
+        let (mailbox, gate) = (Mailbox::new()?, Arc::new(Gate::new()?));
+        Ok(Self { forwarder, mailbox, counters: IoCounters::default(), gate })
     }
 
     /// Sends a lane's runs through one socket.

@@ -21,12 +21,12 @@ struct Process<T> {
     machine: T,
     is_alive: bool,
     /// The other process knows that this one is dead.
-    is_mourned: bool,
+    death_is_known: bool,
 }
 
 impl<T: Default> Default for Process<T> {
     fn default() -> Self {
-        Self { machine: T::default(), is_alive: true, is_mourned: false }
+        Self { machine: T::default(), is_alive: true, death_is_known: false }
     }
 }
 
@@ -38,8 +38,8 @@ enum Move {
     OldWaits,
     NewWaits,
     NewPrepares(bool),
-    OldMourns,
-    NewMourns,
+    OldSeesDeath,
+    NewSeesDeath,
     OldDies,
     NewDies,
     LosesToOld(ToOld),
@@ -77,8 +77,8 @@ impl World {
             if self.old.machine.wait().is_some() {
                 moves.push(Move::OldWaits);
             }
-            if !self.new.is_alive && !self.new.is_mourned {
-                moves.push(Move::OldMourns);
+            if !self.new.is_alive && !self.new.death_is_known {
+                moves.push(Move::OldSeesDeath);
             }
         }
         if self.new.is_alive {
@@ -90,8 +90,8 @@ impl World {
             if matches!(self.new.machine.phase, NewPhase::Preparing(_)) {
                 moves.extend([Move::NewPrepares(true), Move::NewPrepares(false)]);
             }
-            if !self.old.is_alive && !self.old.is_mourned {
-                moves.push(Move::NewMourns);
+            if !self.old.is_alive && !self.old.death_is_known {
+                moves.push(Move::NewSeesDeath);
             }
         }
         moves.extend(self.to_old.iter().map(|message| Move::LosesToOld(*message)));
@@ -114,8 +114,8 @@ impl World {
                 let step = old.machine.elapsed();
                 self.follow_old(step);
             }
-            Move::OldMourns => {
-                new.is_mourned = true;
+            Move::OldSeesDeath => {
+                new.death_is_known = true;
                 let step = old.machine.new_died();
                 self.follow_old(step);
             }
@@ -131,8 +131,8 @@ impl World {
                 let step = new.machine.prepared(is_ready);
                 self.follow_new(step);
             }
-            Move::NewMourns => {
-                old.is_mourned = true;
+            Move::NewSeesDeath => {
+                old.death_is_known = true;
                 let step = new.machine.old_died();
                 self.follow_new(step);
             }
@@ -176,7 +176,7 @@ impl World {
     fn settled(mut self) -> Self {
         for _ in 0..100 {
             let before = self.clone();
-            for what in [Move::OldMourns, Move::NewMourns, Move::NewPrepares(true)] {
+            for what in [Move::OldSeesDeath, Move::NewSeesDeath, Move::NewPrepares(true)] {
                 if self.moves().contains(&what) {
                     self = self.after(what);
                 }
@@ -280,7 +280,7 @@ fn a_refusal_a_hang_and_a_crash_before_the_commit_leave_the_old_process_as_it_wa
     let asked = World::new().after(Move::Offer).after(Move::NewGets(ToNew::Offer(1)));
     let refused = asked.clone().after(Move::NewPrepares(false)).after(Move::OldGets(ToOld::Refuse(1)));
     let hung = asked.clone().after(Move::OldWaits);
-    let crashed = asked.after(Move::NewDies).after(Move::OldMourns);
+    let crashed = asked.after(Move::NewDies).after(Move::OldSeesDeath);
     for world in [refused, hung, crashed] {
         assert!(world.old_serves() && !world.has_committed);
         assert_eq!(world.old.machine.phase, OldPhase::Serving);

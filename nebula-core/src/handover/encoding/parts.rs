@@ -93,7 +93,8 @@ pub(super) fn read(body: &[u8]) -> Result<State, DecodeError> {
     let mut state = State {
         made: Duration::ZERO,
         peers: Vec::new(),
-        sessions: Vec::new(),
+        // Reserved at once, because growing would leave copies of keys behind.
+        sessions: Vec::with_capacity(number_of_sessions(body).min(MAX_SESSIONS)),
         hops: Vec::new(),
         flows: Vec::new(),
         courses: Vec::new(),
@@ -120,6 +121,10 @@ pub(super) fn read(body: &[u8]) -> Result<State, DecodeError> {
         }
     }
     Ok(state)
+}
+
+fn number_of_sessions(body: &[u8]) -> usize {
+    Fields::new(body).filter(|field| matches!(field, Ok((3, _)))).count()
 }
 
 /// Adds an entry, unless it has something that only a later release knows.

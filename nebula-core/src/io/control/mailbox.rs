@@ -2,10 +2,12 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::mpsc::SyncSender;
 use std::sync::{OnceLock, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::Instant;
 
+use crate::handover::State;
 use crate::io::Error;
 use crate::io::poll::Wake;
 use crate::sync::{Condvar, Mutex, MutexGuard};
@@ -53,6 +55,7 @@ struct Content {
     punts: VecDeque<Punt>,
     punt_bytes: usize,
     commands: VecDeque<Work>,
+    hand_over: Option<SyncSender<State>>,
     stop: bool,
     failure: Option<Error>,
     closed: bool,
@@ -127,6 +130,19 @@ impl Mailbox {
         fits
     }
 
+    /// Asks the control thread to hand over and to end. It drops `reply` if it goes on instead.
+    pub(in crate::io) fn hand_over(&self, reply: SyncSender<State>) {
+        let mut content = self.content();
+        if !content.closed {
+            content.hand_over = Some(reply);
+            self.wake.raise();
+        }
+    }
+
+    pub(in crate::io) fn take_hand_over(&self) -> Option<SyncSender<State>> {
+        self.content().hand_over.take()
+    }
+
     /// Asks the control thread to end.
     pub(in crate::io) fn stop(&self) {
         self.content().stop = true;
@@ -163,6 +179,7 @@ impl Mailbox {
         content.closed = true;
         content.punts = VecDeque::new();
         content.commands = VecDeque::new();
+        content.hand_over = None;
         self.room.notify_all();
     }
 

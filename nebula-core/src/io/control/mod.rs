@@ -39,12 +39,19 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// Runs until it is asked to stop; closes every tunnel before it returns.
+    /// Runs until it is asked to stop, and closes every tunnel before it returns; or until it hands over.
     pub(super) fn run(mut self) -> Result<(), Error> {
         self.shared.mailbox.read_here();
         loop {
             if self.turn() {
                 break;
+            }
+            if let Some(reply) = self.shared.mailbox.take_hand_over()
+                && self.holds_still()
+            {
+                // Whoever asked waits for it.
+                let _ = reply.try_send(self.node.hand_over(clock::now()));
+                return Ok(());
             }
             if self.rare_work.is_over(clock::now()) {
                 self.say_idle(Idle::ControlWorkOver);
@@ -54,6 +61,21 @@ impl Control {
         self.node.close_all(clock::now());
         self.flush();
         Ok(())
+    }
+
+    /// Holds the data threads between two packets, and handles what they passed on before. `false` if the driver goes
+    /// on instead: a thread does not pause in time, or the driver is to stop.
+    fn holds_still(&mut self) -> bool {
+        let gate = Arc::clone(&self.shared.gate);
+        if !gate.hold(HELD_WITHIN) {
+            return false;
+        }
+        let stops = self.turn();
+        if stops {
+            // The next turn says so again.
+            gate.open();
+        }
+        !stops
     }
 
     /// Waits for something to do.
@@ -167,10 +189,12 @@ pub(super) struct EndOfControl(pub(super) Arc<Shared>);
 impl Drop for EndOfControl {
     fn drop(&mut self) {
         self.0.mailbox.close();
-        self.0.halt_data_threads();
+        self.0.gate.end();
     }
 }
 
+// A turn of a data thread takes far less, also on a busy host.
+const HELD_WITHIN: Duration = Duration::from_secs(1);
 // Shorter sleeps need no action, and the two clocks are not read at the same moment.
 const MIN_SLEEP: Duration = Duration::from_secs(1);
 // A handshake takes several turns.

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
+use crate::io::gate::Pass;
 use crate::io::poll::{any_readable, readable};
 use crate::io::shared::Shared;
 use crate::io::threads::inbound::Inbound;
@@ -56,9 +57,9 @@ impl Pace {
     }
 }
 
-/// Runs `service` until it is over or the driver stops.
+/// Runs `service` until it is over, or the gate is closed.
 fn serve(shared: &Shared, pace: &mut Pace, service: &mut impl Service, mut load: Load) -> Result<(), Error> {
-    while !shared.is_stopping() && !service.is_over(&load) {
+    while shared.gate.is_open() && !service.is_over(&load) {
         let nothing_left = service.turn(&mut load)?;
         pace.priority.follow(&mut load);
         if !nothing_left || service.is_over(&load) {
@@ -105,10 +106,10 @@ impl SocketThread {
     }
 
     /// Runs until the driver stops, or the socket or device fails.
-    pub(super) fn run(mut self) -> Result<(), Error> {
+    pub(super) fn run(mut self, pass: &Pass) -> Result<(), Error> {
         self.inbound.begin();
         let (shared, duty) = (&*self.shared, self.duty.as_deref());
-        while !shared.is_stopping() {
+        while pass.wait_until_open() {
             if let Some((duty, mut outbound)) = duty.and_then(|duty| Some((duty, duty.take()?))) {
                 let (inbound, relieved) = (&mut self.inbound, self.relieved);
                 let mut both = BothDirections { shared, inbound, outbound: &mut outbound, relieved };
@@ -138,11 +139,11 @@ impl QueueThread {
     }
 
     /// Runs until the driver stops or the device fails.
-    pub(super) fn run(mut self) -> Result<(), Error> {
+    pub(super) fn run(mut self, pass: &Pass) -> Result<(), Error> {
         let (shared, relieved) = (&*self.shared, self.relieved);
-        while !shared.is_stopping() {
+        while pass.wait_until_open() {
             if relieved {
-                let wait = readable(&self.duty.needed, &shared.halt, None);
+                let wait = readable(&self.duty.needed, &*shared.gate, None);
                 if !wait.map_err(|errno| Error::io("cannot wait for load (ppoll)", errno))?.first {
                     continue;
                 }
@@ -185,7 +186,7 @@ impl Service for BothDirections<'_> {
     }
 
     fn wait(&self, timeout: Option<Duration>) -> Result<(), Errno> {
-        any_readable([self.inbound.as_fd(), self.outbound.as_fd(), self.shared.halt.as_fd()], timeout).map(drop)
+        any_readable([self.inbound.as_fd(), self.outbound.as_fd(), self.shared.gate.as_fd()], timeout).map(drop)
     }
 
     fn cool(&mut self) {
@@ -220,7 +221,7 @@ impl Service for SocketOnly<'_> {
     }
 
     fn wait(&self, timeout: Option<Duration>) -> Result<(), Errno> {
-        let (socket, halt) = (self.inbound.as_fd(), self.shared.halt.as_fd());
+        let (socket, halt) = (self.inbound.as_fd(), self.shared.gate.as_fd());
         match self.duty {
             Some(duty) => any_readable([socket, duty.returned.as_fd(), halt], timeout).map(drop),
             None => any_readable([socket, halt], timeout).map(drop),
@@ -258,7 +259,7 @@ impl Service for QueueOnly<'_> {
     }
 
     fn wait(&self, timeout: Option<Duration>) -> Result<(), Errno> {
-        any_readable([self.outbound.as_fd(), self.shared.halt.as_fd()], timeout).map(drop)
+        any_readable([self.outbound.as_fd(), self.shared.gate.as_fd()], timeout).map(drop)
     }
 
     fn cool(&mut self) {

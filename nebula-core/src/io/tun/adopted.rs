@@ -32,9 +32,19 @@ impl Tun {
     /// # Errors
     /// Returns an error that says what is different, or if the descriptors are not queues of one tun device.
     pub fn adopt(kept: Vec<OwnedFd>, name: &str, queues: usize, offloads: bool) -> io::Result<Self> {
+        let device = Self::check_kept(&kept, name, queues)?;
+        let ladder = if offloads { &TunOffloads::LADDER[..] } else { &[TunOffloads::None] };
+        Self::negotiate(kept, device, ladder)
+    }
+
+    /// What [`Tun::adopt`] checks, without a change to the device; returns its name.
+    ///
+    /// # Errors
+    /// The same as [`Tun::adopt`].
+    pub fn check_kept(kept: &[OwnedFd], name: &str, queues: usize) -> io::Result<String> {
         // The kernel does not tell whether packets have IFF_NO_PI's four bytes in front: the bit also means
         // IFF_NOFILTER here. This program opens no queue that has them.
-        let Attached { device, flags } = common_device(&kept)?;
+        let Attached { device, flags } = common_device(kept)?;
         if !could_be_named(&device, name) {
             return Err(invalid(format!("the device is {device}, and {name:?} is wanted")));
         }
@@ -45,7 +55,7 @@ impl Tun {
             return Err(invalid(format!("{device} has {} queues, and {wanted} are wanted", kept.len())));
         }
         let own = stat("/proc/thread-self/ns/net")?;
-        for queue in &kept {
+        for queue in kept {
             // SAFETY: the descriptor is open, and the kernel answers with a new one.
             let namespace = unsafe { ioctl::namespace(queue.as_raw_fd()) }?;
             // SAFETY: the descriptor is new, so nobody else has it.
@@ -54,8 +64,7 @@ impl Tun {
                 return Err(invalid(format!("{device} is in another network namespace")));
             }
         }
-        let ladder = if offloads { &TunOffloads::LADDER[..] } else { &[TunOffloads::None] };
-        Self::negotiate(kept, device, ladder)
+        Ok(device)
     }
 
     /// Whether the device stays when its last descriptor is closed.

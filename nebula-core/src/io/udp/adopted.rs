@@ -37,31 +37,47 @@ impl UdpSocket {
         count: usize,
         options: &SocketOptions,
     ) -> io::Result<Vec<Self>> {
+        Self::check_kept(&kept, address, count)?;
+        let new = new_socket(without_missing_v6(address))?;
+        let adopt = |fd| {
+            let inner = std::net::UdpSocket::from(fd);
+            reset(&inner, &new, options)?;
+            Self::from_fd(inner.into(), options)
+        };
+        kept.into_iter().map(adopt).collect()
+    }
+
+    /// What [`UdpSocket::adopt`] checks, without a change to the sockets.
+    ///
+    /// # Errors
+    /// The same as [`UdpSocket::adopt`].
+    pub fn check_kept(kept: &[OwnedFd], address: SocketAddr, count: usize) -> io::Result<()> {
         if kept.len() != count.max(1) {
             return Err(invalid(format!("there are {} sockets, and {} are wanted", kept.len(), count.max(1))));
         }
         let mut address = without_missing_v6(address);
-        let domain = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-        // What the system gives to a new socket.
-        let new = socket(domain, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
-        let mut sockets = Vec::new();
+        let new = new_socket(address)?;
         for fd in kept {
-            check_kind(&fd, &new, count > 1)?;
-            let inner = std::net::UdpSocket::from(fd);
-            let bound = inner.local_addr()?;
+            check_kind(fd, &new, count > 1)?;
+            let socket = std::net::UdpSocket::from(fd.try_clone()?);
+            let bound = socket.local_addr()?;
             if bound.ip() != address.ip() || (address.port() != 0 && bound.port() != address.port()) {
                 return Err(invalid(format!("the socket is bound to {bound}, and {address} is wanted")));
             }
-            if inner.peer_addr().is_ok() {
+            if socket.peer_addr().is_ok() {
                 return Err(invalid("the socket is connected to one peer".to_owned()));
             }
             // All of them share one port.
             address.set_port(bound.port());
-            reset(&inner, &new, options)?;
-            sockets.push(Self::from_fd(inner.into(), options)?);
         }
-        Ok(sockets)
+        Ok(())
     }
+}
+
+/// What the system gives to a new socket.
+fn new_socket(address: SocketAddr) -> io::Result<OwnedFd> {
+    let domain = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    Ok(socket(domain, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?)
 }
 
 /// Compares with a new socket what never changes.

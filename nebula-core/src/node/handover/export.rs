@@ -43,7 +43,13 @@ impl Node {
         let is_primary = |live: &&Live| self.forwarder.tunnels().is_primary(&live.tunnel);
         // Of several tunnels to a peer, the one in use comes last.
         let (primary, spare): (Vec<_>, Vec<_>) = self.tunnels.iter().partition(is_primary);
-        let mut sessions = Vec::new();
+        // Reserved at once, because growing would leave copies of keys behind.
+        let count = if with_keys {
+            self.tunnels.iter().count() + self.inheritance.as_ref().map_or(0, |it| it.len())
+        } else {
+            0
+        };
+        let mut sessions = Vec::with_capacity(count);
         let mut hand_over = |tunnel: &Tunnel, peer: u32, age: Duration| {
             if with_keys {
                 sessions.push(Session { peer, index: tunnel.local_index, opening: tunnel.session.to_opening(), age });

@@ -142,12 +142,14 @@ impl Node {
     fn call_again(&mut self, now: Instant) {
         let Some(inheritance) = &self.inheritance else { return };
         let is_alone = |tunnel: &Tunnel| tunnel.peer_addresses.iter().all(|at| self.tunnels.of_peer(*at).is_empty());
-        let waiting = inheritance.sessions.values().filter(|session| is_alone(&session.tunnel));
-        let heard = waiting.filter(|session| session.tunnel.take_traffic().received());
-        let peers: Vec<_> = heard.filter_map(|session| session.tunnel.peer_addresses.first().copied()).collect();
-        for peer in
-            peers.into_iter().take(AGAIN_AT_ONCE).filter(|peer| !self.pending.contains(*peer)).collect::<Vec<_>>()
-        {
+        let is_pending =
+            |tunnel: &Tunnel| tunnel.peer_addresses.first().is_none_or(|peer| self.pending.contains(*peer));
+        let waiting = inheritance.sessions.values().map(|session| &*session.tunnel);
+        let waiting = waiting.filter(|tunnel| is_alone(tunnel) && !is_pending(tunnel));
+        // Life signs of peers beyond the limit count at the next look.
+        let heard = waiting.filter(|tunnel| tunnel.take_traffic().received()).take(AGAIN_AT_ONCE);
+        let peers: Vec<_> = heard.filter_map(|tunnel| tunnel.peer_addresses.first().copied()).collect();
+        for peer in peers {
             self.connect(now, peer);
         }
     }
