@@ -8,8 +8,8 @@ use nebula_config::go::flags::{self, Flag, Parsed};
 use nebula_config::loaded::{Error, Loaded};
 use nebula_enrolment::enrol::Files;
 use nebula_enrolment::enrol::up::words;
-use nebula_instance::host::daemon;
-use nebula_linux::{companion, descriptors, memory};
+use nebula_instance::host::daemon::{self, Before};
+use nebula_linux::{companion, memory};
 
 fn main() -> ExitCode {
     // Before anything else: a join token among the words can be read by others until it is taken off.
@@ -78,9 +78,9 @@ fn main() -> ExitCode {
 
 fn run(path: &Path, flags: &Parsed) -> Result<(), Error> {
     // Before any file is opened.
-    let passed = descriptors::take_passed();
+    let before = Before::take();
     let loaded = Loaded::read(path, |folder| drop(Files::new(folder).complete()))?;
-    if flags.is_set("test") { loaded.test(flags.is_set("strict")) } else { daemon::serve(loaded, passed) }
+    if flags.is_set("test") { loaded.test(flags.is_set("strict")) } else { daemon::serve(loaded, before) }
 }
 
 /// As `nebula-ctl` says that no daemon answers.

@@ -1,5 +1,6 @@
 //! The `nebula` daemon: reads the configuration, starts the node and handles signals.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -16,7 +17,7 @@ use nebula_core::io::{Driver, Handle, Options, SocketControl, Tun, UdpSocket};
 use nebula_enrolment::renewal::Renewal;
 use nebula_enrolment::renewal_health::RenewalHealth;
 use nebula_linux::clock::unix_now;
-use nebula_linux::descriptors::Passed;
+use nebula_linux::descriptors::{self, Passed};
 use nebula_linux::errno;
 use nebula_linux::netns::Namespace;
 use nebula_linux::notify;
@@ -36,20 +37,41 @@ use crate::host::stored::{Device, Stored};
 use crate::host::subnets::Subnets;
 use crate::host::system_routes::{self, Overlay};
 use crate::host::unmet::Unmet;
+use crate::host::upgrade::old::{self, Upgrade};
+use crate::host::upgrade::takeover::{self, Committed, Takeover};
 use crate::metrics::{Handshakes, Metrics, Repairs};
 use crate::overlay::idle;
 use crate::overlay::lan;
 use crate::overlay::link::{self, OverlayLink};
 
-/// Runs the node until a signal stops it. `passed` is what the service manager kept of the last run.
+/// What earlier processes left.
+#[derive(Debug)]
+pub struct Before {
+    passed: io::Result<Vec<Passed>>,
+    takeover: Result<Option<Takeover>, takeover::Error>,
+}
+
+impl Before {
+    /// Takes it from the service manager and from a process that started this one to take over. Call it before any file
+    /// is opened.
+    #[must_use]
+    pub fn take() -> Self {
+        Self { passed: descriptors::take_passed(), takeover: Takeover::find() }
+    }
+}
+
+/// Runs the node until a signal stops it, or another process takes over.
 ///
 /// # Errors
 /// Returns an error if the node could not start, or if a device failed for good.
-pub fn serve(loaded: Loaded, passed: std::io::Result<Vec<Passed>>) -> Result<(), Error> {
-    let start = |message| move |error: std::io::Error| Error::Start { message, cause: errno::text(&error) };
+pub fn serve(loaded: Loaded, before: Before) -> Result<(), Error> {
+    let Before { passed, takeover } = before;
+    let not_taken = |error: takeover::Error| Error::Start { message: "Failed to take over", cause: error.to_string() };
+    let mut takeover = takeover.map_err(not_taken)?;
+    let start = |message| move |error: io::Error| Error::Start { message, cause: errno::text(&error) };
     let signals = Signals::block().map_err(start("Failed to set up signal handling"))?;
     // The configuration parser recurses deeply; on its own thread, the stack is freed afterwards.
-    let thread = |error: std::io::Error| Error::Start {
+    let thread = |error: io::Error| Error::Start {
         message: "Failed to start a thread",
         cause: format!("{} (clone3(2) must be allowed, or answered with ENOSYS)", errno::text(&error)),
     };
@@ -58,12 +80,16 @@ pub fn serve(loaded: Loaded, passed: std::io::Result<Vec<Passed>>) -> Result<(),
         reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })?;
     let listen = listen_address(&settings.listen)?;
+    let stored = match &mut takeover {
+        Some(takeover) => Stored::new(Ok(takeover.offer().map_err(not_taken)?)),
+        None => Stored::new(passed),
+    };
     // While this is the only thread: with a second one, registering for membarrier(2) waits 10 ms in the kernel.
     // `_files` removes the control sockets when this function returns, for whatever reason.
     let repairs = Arc::new(Repairs::default());
     let unmet = Arc::new(Unmet::default());
-    let Opened { driver, device, link, repair, controls, control, files: _files, udp } =
-        open(&settings, listen, Stored::new(passed), &repairs, &unmet)?;
+    let Opened { driver, device, link, repair, controls, control, files, kept, udp } =
+        open(&settings, listen, (stored, takeover), &repairs, &unmet)?;
     log_start(&settings, &device, udp);
     let handle = driver.handle();
     let subnets = Arc::new(Subnets::new(handle.clone(), settings.tun.routes.subnet_routes()));
@@ -93,7 +119,15 @@ pub fn serve(loaded: Loaded, passed: std::io::Result<Vec<Passed>>) -> Result<(),
         Renewal::start(&folder, &own, Arc::clone(&renewals), reload).map_err(start("Failed to start a thread"))?;
     }
     let facts = Facts { device: device.clone(), udp, started: unix_now(), renewals, unmet };
-    let service = Arc::new(ControlService { handle: handle.clone(), reloader: Arc::clone(&reloader), facts });
+    let upgrade = Upgrade::new(handle.clone(), kept, files.files()).map_err(start("Failed to make an eventfd"))?;
+    let upgrade = Arc::new(upgrade);
+    let service = ControlService {
+        handle: handle.clone(),
+        reloader: Arc::clone(&reloader),
+        facts,
+        upgrade: Arc::clone(&upgrade),
+    };
+    let service = Arc::new(service);
     #[cfg(feature = "ssh")]
     service.reloader().attach(crate::host::console::Console::new(&service));
     let signals = Arrived::of(signals).map_err(start("Failed to set up signal handling"))?;
@@ -102,6 +136,9 @@ pub fn serve(loaded: Loaded, passed: std::io::Result<Vec<Passed>>) -> Result<(),
         Ended::DeviceGone => Error::Running(gone(&device)),
         Ended::Failed(cause) => Error::Running(cause),
     })?;
+    if upgrade.outcome() == Some(old::Outcome::Failed) {
+        return Err(Error::Running("no other program took over, and this one has stopped".to_owned()));
+    }
     tracing::info!(counters = counted(&handle), "Goodbye");
     Ok(())
 }
@@ -122,7 +159,7 @@ fn counted(handle: &Handle) -> String {
 
 fn follow_system_routes(link: &OverlayLink, settings: &Settings, subnets: &Arc<Subnets>) -> Result<(), Error> {
     let start =
-        |error: std::io::Error| Error::Start { message: "Failed to follow system routes", cause: errno::text(&error) };
+        |error: io::Error| Error::Start { message: "Failed to follow system routes", cause: errno::text(&error) };
     let device = nix::net::if_::if_nametoindex(link.device.as_str()).map_err(|errno| start(errno.into()))?;
     let overlay = Overlay { networks: link.addresses.clone(), device };
     system_routes::follow(overlay, settings.tun.system_routes_buffer, Arc::clone(subnets)).map_err(start)
@@ -137,7 +174,7 @@ enum Ended {
 type Outcome = Result<(), Ended>;
 
 fn run_attended(mut driver: Driver, housekeeping: Housekeeping, handshakes: &Handshakes) -> Result<Outcome, Error> {
-    let thread = |error: std::io::Error| Error::Start { message: "Failed to start a thread", cause: error.to_string() };
+    let thread = |error: io::Error| Error::Start { message: "Failed to start a thread", cause: error.to_string() };
     let received = driver.take_events();
     let attending =
         std::thread::Builder::new().name("housekeeping".to_owned()).spawn(|| housekeeping.run()).map_err(thread)?;
@@ -170,6 +207,8 @@ struct Opened {
     controls: Vec<SocketControl>,
     control: ControlSockets,
     files: RemovedAtEnd,
+    /// Device and sockets.
+    kept: Vec<Passed>,
     udp: SocketAddr,
 }
 
@@ -178,7 +217,7 @@ struct Opened {
 fn open(
     settings: &Settings,
     listen: SocketAddr,
-    mut stored: Stored,
+    (mut stored, takeover): (Stored, Option<Takeover>),
     repairs: &Arc<Repairs>,
     unmet: &Arc<Unmet>,
 ) -> Result<Opened, Error> {
@@ -186,24 +225,13 @@ fn open(
         return Err(Error::Start { message: "Could not load client cert", cause: "no certificate".to_owned() });
     };
     let become_user =
-        |error: std::io::Error| Error::Start { message: "Failed to become daemon.user", cause: errno::text(&error) };
+        |error: io::Error| Error::Start { message: "Failed to become daemon.user", cause: errno::text(&error) };
     let user = settings.operation.user.as_deref().map(Account::find).transpose().map_err(become_user)?;
-    let tun = if settings.tun.disabled {
-        None
-    } else {
-        let tun = &settings.tun;
-        Some(stored.tun(tun, settings.routines).map_err(|error| {
-            let cause = match error.kind() {
-                std::io::ErrorKind::PermissionDenied => {
-                    format!("{} (run as root or with CAP_NET_ADMIN)", errno::text(&error))
-                }
-                _ => format!("could not create tun device {}: {}", tun.device, errno::text(&error)),
-            };
-            Error::Start { message: "Failed to get a tun/tap device", cause }
-        })?)
-    };
-    let udp = |error: std::io::Error| bind_failed(&error, listen);
-    let sockets = stored.sockets(listen, settings.routines, &settings.listen.socket_options()).map_err(udp)?;
+    // Names may be looked up for seconds. Until the commit the other process serves, so nothing of it is changed.
+    let advertise = names::resolve_once(&settings.advertise);
+    let committed = takeover.map(|takeover| commit(takeover, stored.check(settings, listen))).transpose()?;
+    let (tun, sockets) = open_files(settings, listen, &mut stored)?;
+    let udp = |error: io::Error| bind_failed(&error, listen);
     let controls = sockets.iter().map(SocketControl::of).collect::<Result<Vec<_>, _>>().map_err(udp)?;
     if settings.listen.so_mark != 0 {
         apply_mark(&controls, settings.listen.so_mark);
@@ -215,8 +243,6 @@ fn open(
     let link = tun.is_some().then(|| OverlayLink::new(&device, &settings.tun, pki.identity.networks().to_vec()));
     let mut repair = None;
     if let Some(link) = &link {
-        report_rivals(link);
-        lan::report(&settings.tun, &device);
         let watched = LinkRepair::new(&device, Arc::clone(repairs));
         repair =
             Some(watched.map_err(|error| {
@@ -228,14 +254,13 @@ fn open(
         }
         link.configure(&Namespace::Own).map_err(failed)?;
     }
-    stored.keep(tun.as_ref(), &sockets, listen);
+    let kept = stored.keep(tun.as_ref(), &sockets, listen).map_err(udp)?;
     let name = instance_name(settings, &device);
     let (control, files) = ControlSockets::open(&settings.operation, name, user.clone(), unmet);
     if let Some(user) = &user {
         // Must precede any other thread, so that every thread inherits the user and capabilities of this one.
         user.assume(kept_capabilities(settings)).map_err(become_user)?;
     }
-    let advertise = names::resolve_once(&settings.advertise);
     let config = settings.to_config(pki.identity.clone(), pki.trust.clone(), bound.port(), advertise);
     let mut options = Options::default();
     options.raise_priority = settings.operation.raise_priority;
@@ -243,8 +268,53 @@ fn open(
     options.on_idle = Some(idle::release);
     // The file was checked when it was read, and names in it are looked up later.
     options.check_config = false;
-    let driver = Driver::start(config, tun, sockets, options).map_err(|error| Error::Running(with_causes(&error)))?;
-    Ok(Opened { driver, device, link, repair, controls, control, files, udp: bound })
+    let (committed, state) = committed.map(Committed::take_state).unzip();
+    let driver = match state.flatten() {
+        Some(state) => Driver::take_over(config, tun, sockets, options, state),
+        None => Driver::start(config, tun, sockets, options),
+    };
+    let driver = driver.map_err(|error| Error::Running(with_causes(&error)))?;
+    committed.into_iter().for_each(Committed::confirm);
+    if let Some(link) = &link {
+        report_rivals(link);
+        lan::report(&settings.tun, &device);
+    }
+    Ok(Opened { driver, device, link, repair, controls, control, files, kept, udp: bound })
+}
+
+/// Takes over from another process if what it has fits the configuration.
+fn commit(mut takeover: Takeover, checked: io::Result<()>) -> Result<Committed, Error> {
+    let failed = |cause: String| Error::Start { message: "Failed to take over", cause };
+    if let Err(error) = checked {
+        let why = errno::text(&error);
+        takeover.refuse(&why);
+        return Err(failed(why));
+    }
+    takeover.commit().map_err(|error| failed(error.to_string()))
+}
+
+/// Opens the device and the sockets, or those that an earlier process left.
+fn open_files(
+    settings: &Settings,
+    listen: SocketAddr,
+    stored: &mut Stored,
+) -> Result<(Option<Device>, Vec<UdpSocket>), Error> {
+    let tun = if settings.tun.disabled {
+        None
+    } else {
+        let tun = &settings.tun;
+        Some(stored.tun(tun, settings.routines).map_err(|error| {
+            let cause = match error.kind() {
+                io::ErrorKind::PermissionDenied => {
+                    format!("{} (run as root or with CAP_NET_ADMIN)", errno::text(&error))
+                }
+                _ => format!("could not create tun device {}: {}", tun.device, errno::text(&error)),
+            };
+            Error::Start { message: "Failed to get a tun/tap device", cause }
+        })?)
+    };
+    let sockets = stored.sockets(listen, settings.routines, &settings.listen.socket_options());
+    Ok((tun, sockets.map_err(|error| bind_failed(&error, listen))?))
 }
 
 /// Logs an error for every other interface in this overlay's network: both share its route, so packets for one of them

@@ -64,6 +64,7 @@ impl Housekeeping {
             while let Some(signal) = self.signals.next() {
                 if signal != Signal::SIGHUP {
                     tracing::info!(signal = go_name(signal), "Caught signal, shutting down");
+                    self.service.upgrade.give_up();
                     self.handle.stop();
                     return Ok(());
                 }
@@ -71,6 +72,10 @@ impl Housekeeping {
                 // `reload` logs its own failure.
                 let _ = self.reloader().reload(unix_now());
                 expiry_due = now();
+            }
+            if self.service.upgrade.has_stopped() {
+                self.await_end();
+                return Ok(());
             }
             if now() >= flows_due {
                 flows_due = now() + unmet::LOOK_INTERVAL;
@@ -97,6 +102,25 @@ impl Housekeeping {
         }
     }
 
+    /// Waits until whoever asked for an upgrade has the answer, or for a signal. Another process looks after the
+    /// device.
+    fn await_end(&mut self) {
+        loop {
+            let upgrade = PollFd::new(self.service.upgrade.as_fd(), PollFlags::POLLIN);
+            let mut fds = [upgrade, PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+            let _ = poll(&mut fds, PollTimeout::NONE);
+            let has_answered = fds[0].any().unwrap_or(true);
+            while let Some(signal) = self.signals.next() {
+                if signal != Signal::SIGHUP {
+                    return;
+                }
+            }
+            if has_answered {
+                return;
+            }
+        }
+    }
+
     fn repair_link(&mut self) -> Result<(), DeviceGone> {
         let Some(repair) = &mut self.repair else { return Ok(()) };
         let wanted = || self.reloader.lock().unwrap_or_else(PoisonError::into_inner).overlay().cloned();
@@ -109,6 +133,7 @@ impl Housekeeping {
         // Rounded up: an early wake-up would only poll again.
         let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
         let mut fds = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+        fds.push(PollFd::new(self.service.upgrade.as_fd(), PollFlags::POLLIN));
         fds.extend(self.control.open_ones().map(|control| PollFd::new(control.as_fd(), PollFlags::POLLIN)));
         fds.extend(self.repair.iter().filter_map(LinkRepair::as_fd).map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
         // The caller checks every source anyway, also after EINTR.

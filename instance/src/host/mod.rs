@@ -17,3 +17,4 @@ mod stored;
 mod subnets;
 pub(crate) mod system_routes;
 pub(crate) mod unmet;
+pub(crate) mod upgrade;

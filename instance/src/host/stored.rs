@@ -3,14 +3,13 @@
 //! wait.
 
 use std::collections::BTreeMap;
-use std::env;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::thread::sleep;
 use std::time::Duration;
 
-use nebula_config::TunSettings;
+use nebula_config::{Settings, TunSettings};
 use nebula_core::io::{SocketOptions, Tun, UdpSocket};
 use nebula_linux::clock::now;
 use nebula_linux::descriptors::Passed;
@@ -57,6 +56,27 @@ impl Stored {
             }
         }
         stored
+    }
+
+    /// Whether device and sockets of another process fit the configuration. Changes nothing about them: that process
+    /// still uses them.
+    ///
+    /// # Errors
+    /// Returns an error that says what is different.
+    pub(crate) fn check(&self, settings: &Settings, listen: SocketAddr) -> io::Result<()> {
+        let of = |name| self.passed.get(name).map_or(&[][..], Vec::as_slice);
+        let (tun, routines) = (&settings.tun, settings.routines);
+        if tun.disabled != of(TUN).is_empty() {
+            return Err(io::Error::other("tun.disabled changed"));
+        }
+        if !tun.disabled {
+            Tun::check_kept(of(TUN), &tun.device, routines)?;
+        }
+        let name = if listen.port() == 0 { UDP_ANY_PORT } else { UDP };
+        if of(name).is_empty() {
+            return Err(io::Error::other("listen.port changed from or to 0"));
+        }
+        UdpSocket::check_kept(of(name), listen, routines)
     }
 
     /// The configured device: that of the last run if it fits, or else a new one.
@@ -115,15 +135,27 @@ impl Stored {
         if is_freed { when_free(io::ErrorKind::AddrInUse, bind) } else { bind() }
     }
 
-    /// Has the service manager hold what is in use, and nothing else. `listen` is the configured address.
-    pub(crate) fn keep(mut self, tun: Option<&Tun>, sockets: &[UdpSocket], listen: SocketAddr) {
+    /// Has the service manager hold what is in use, and nothing else; returns the same for an upgrade. `listen` is the
+    /// configured address.
+    ///
+    /// # Errors
+    /// Returns an error if there are no more descriptors.
+    pub(crate) fn keep(
+        mut self,
+        tun: Option<&Tun>,
+        sockets: &[UdpSocket],
+        listen: SocketAddr,
+    ) -> io::Result<Vec<Passed>> {
         for (name, _) in std::mem::take(&mut self.passed) {
             self.discard(&name, &io::Error::other("the configuration has none"));
         }
         let queues: Vec<_> = tun.iter().flat_map(|tun| tun.queues()).collect();
         self.store(TUN, &queues);
         let sockets: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
-        self.store(if listen.port() == 0 { UDP_ANY_PORT } else { UDP }, &sockets);
+        let udp = if listen.port() == 0 { UDP_ANY_PORT } else { UDP };
+        self.store(udp, &sockets);
+        let all = queues.iter().map(|queue| (TUN, queue)).chain(sockets.iter().map(|socket| (udp, socket)));
+        all.map(|(name, file)| Ok(Passed { name: name.to_owned(), file: file.try_clone_to_owned()? })).collect()
     }
 
     fn store(&self, name: &str, files: &[std::os::fd::BorrowedFd<'_>]) {
@@ -145,10 +177,9 @@ impl Stored {
     }
 }
 
-/// Whether systemd runs this process. Others that have the same protocol might never take descriptors out of the
-/// socket, where they would keep the device alive.
+/// Whether systemd runs this process and listens.
 fn connect() -> bool {
-    if env::var_os("NOTIFY_SOCKET").is_none() || env::var_os("INVOCATION_ID").is_none() {
+    if !notify::is_systemd() {
         return false;
     }
     let connected = notify::connect();

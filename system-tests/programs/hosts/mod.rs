@@ -27,3 +27,4 @@ mod relays;
 mod rolling_swap;
 mod self_healing;
 mod soak;
+mod upgrade;

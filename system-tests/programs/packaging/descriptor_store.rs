@@ -243,6 +243,56 @@ fn a_restart_and_a_kill_keep_device_addresses_routes_and_port_and_traffic_goes_o
 
 #[test]
 #[ignore = "needs root, systemd, network namespaces and the Go peers in target/peers"]
+fn after_an_upgrade_the_unit_is_the_same_with_another_main_process_and_a_restart_keeps_as_much() {
+    let site = Site::with_peer();
+    site.systemd.program("nebula-ctl");
+    let flow = Flow::start(&site.world, "p", "u", U.parse().expect("an address"));
+    let (index, sockets) = (site.index("neb0"), site.sockets(4242));
+    let same = |site: &Site, what: &str| {
+        assert_eq!(
+            (site.index("neb0"), site.sockets(4242)),
+            (index, sockets.clone()),
+            "{what}\n{}",
+            site.systemd.log()
+        );
+        assert_eq!((site.show("ActiveState"), site.stored()), ("active".to_owned(), "2".to_owned()), "{what}");
+        assert_eq!(flow.broken(), None, "{what}");
+    };
+    for _ in 0..3 {
+        let before = site.pid();
+        flow.watch();
+        let said = site.systemd.must(&[&format!("{PLACE}/nebula"), "ctl", "upgrade"]);
+        site.wait("another main process", SOON, |site| ![0, before].contains(&site.pid()));
+        assert!(said.starts_with(&format!("upgraded to process {} ", site.pid())), "{said}");
+        site.wait("the end of the old process", SOON, |site| {
+            !site.systemd.call(&["test", "-d", &format!("/proc/{before}")]).status.success()
+        });
+        std::thread::sleep(Duration::from_millis(300));
+        assert_eq!((flow.lost(), site.show("NRestarts")), (0, "0".to_owned()), "{}", site.systemd.log());
+        assert!(flow.silence().1 < Duration::from_millis(200), "{:?}", flow.silence());
+        same(&site, "upgrade");
+    }
+    site.control("restart");
+    let (_, answers) = flow.answers();
+    site.wait("traffic again", SOON, |_| flow.answers().1 > answers + 20);
+    same(&site, "restart");
+    // The process that took over is supervised as the first one was.
+    let before = site.pid();
+    site.systemd.must(&[&format!("{PLACE}/nebula"), "ctl", "upgrade"]);
+    site.wait("another main process", SOON, |site| ![0, before].contains(&site.pid()));
+    let upgraded = site.pid();
+    site.systemd.must(&["kill", "-9", &upgraded.to_string()]);
+    site.wait("another process", SOON, |site| {
+        site.show("ActiveState") == "active" && ![0, upgraded].contains(&site.pid())
+    });
+    same(&site, "kill -9");
+    drop(flow);
+    site.control("stop");
+    site.wait("the end of the device", SOON, |site| site.index("neb0").is_none());
+}
+
+#[test]
+#[ignore = "needs root, systemd, network namespaces and the Go peers in target/peers"]
 fn what_is_configured_otherwise_is_made_anew_and_the_rest_stays() {
     let site = Site::with_peer();
     let (index, sockets) = (site.index("neb0"), site.sockets(4242));

@@ -132,6 +132,7 @@ fn an_update_starts_a_running_daemon_again_only_if_the_new_program_takes_its_con
     for ((old_pid, old_index, _), (pid, index, is_current)) in before.iter().zip(&after) {
         assert!(pid != old_pid && index == old_index && *is_current, "{before:?} {after:?}\n{}", host.systemd.log());
     }
+    assert_eq!(host.systemd.log().matches("Handed over").count(), units.len(), "{}", host.systemd.log());
 
     // One of them has a configuration that the new program refuses.
     host.configure("office.yaml", "neb1", "4243x");

@@ -18,7 +18,8 @@ pub const NAMESPACE: &str = "nebula-system";
 /// mended in later releases).
 pub const DELETED_WITHIN: &str = "--timeout=75s";
 
-/// Of a rollout that waits for deleted pods, as that of a stateful set does: their minute, and the start of the new ones.
+/// Of a rollout that waits for deleted pods, as that of a stateful set does: their minute, and the start of the new
+/// ones.
 pub const REPLACED_WITHIN: Duration = Duration::from_secs(135);
 
 /// Two nodes, `test-node` (1, 192.0.2.10) and `node2` (2, 192.0.2.11); removed on drop.

@@ -1,7 +1,7 @@
 //! The daemon's answers, as the documents that they are.
 
 use nebula_instance::host::documents::{
-    Certificates, Closed, Facts, Gateways, Identity, Known, Level, Peers, Status, Trace, Tunnels,
+    Certificates, Closed, Facts, Gateways, Identity, Known, Level, Peers, Status, Trace, Tunnels, Upgraded,
 };
 use serde_json::Value;
 
@@ -21,6 +21,7 @@ pub(crate) enum Answer {
     Close(Closed),
     Query(Known),
     Reload,
+    Upgrade(Upgraded),
     Cert(Certificates),
     LogLevel(Level),
     Trace(Box<Trace>),
@@ -43,6 +44,7 @@ impl Answer {
             Command::Tunnel { .. } => Self::Tunnel(read(document)?),
             Command::Close { .. } => Self::Close(read(document)?),
             Command::Query { .. } => Self::Query(read(document)?),
+            Command::Upgrade { .. } => Self::Upgrade(read(document)?),
             Command::Cert => Self::Cert(read(document)?),
             Command::LogLevel { .. } => Self::LogLevel(read(document)?),
             Command::Trace { .. } => Self::Trace(read(document)?),
@@ -69,6 +71,7 @@ impl Answer {
                 !arrives.contains(&trace.outcome.as_str())
             }
             Self::Why(facts) => doctor::is_bad(findings) || facts.peers.first().is_none_or(|peer| !peer.connected),
+            Self::Upgrade(upgraded) => upgraded.rolled_back.is_some(),
             _ => doctor::is_bad(findings),
         }
     }

@@ -59,6 +59,18 @@ pub(crate) enum Command {
     },
     /// Read the configuration again, as SIGHUP does, and say what became of it.
     Reload,
+    /// Replace the running daemon by another program without a gap; connections through the tunnels stay.
+    Upgrade {
+        /// Absolute path of the program; by default where the running one was started from.
+        #[arg(value_hint = clap::ValueHint::FilePath)]
+        program: Option<PathBuf>,
+        /// Refuse a program with another SHA-256 than this one.
+        #[arg(long, value_name = "DIGEST")]
+        sha256: Option<String>,
+        /// Also if systemd does not supervise the daemon; whoever does instead sees it end.
+        #[arg(long)]
+        unsupervised: bool,
+    },
     /// Show the certificates of this host and of the CAs that it trusts.
     Cert,
     /// Show the level of the log, or change it until the next reload.
@@ -96,6 +108,12 @@ impl Command {
             Self::Close { peer, quietly } => json!({"command": "close", "peer": peer, "quietly": quietly}),
             Self::Query { peer } => json!({"command": "query", "peer": peer}),
             Self::Reload => json!({"command": "reload"}),
+            Self::Upgrade { program, sha256, unsupervised } => json!({
+                "command": "upgrade",
+                "program": program,
+                "sha256": sha256,
+                "unsupervised": unsupervised,
+            }),
             Self::Cert => json!({"command": "cert"}),
             Self::LogLevel { level } => json!({"command": "log-level", "level": level}),
             Self::Trace { protocol, ends } => {

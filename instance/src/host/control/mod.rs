@@ -17,4 +17,4 @@ mod sockets;
 #[cfg(feature = "ssh")]
 pub(crate) use request::Request;
 pub(crate) use service::{ControlService, Facts};
-pub(crate) use sockets::{ControlSockets, RemovedAtEnd};
+pub(crate) use sockets::{ControlSockets, RemovedAtEnd, SocketFiles};

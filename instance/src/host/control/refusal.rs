@@ -39,6 +39,18 @@ pub(crate) enum Refusal {
     Unwritable(String),
     #[error("{0}")]
     Reload(String),
+    #[error(
+        "systemd does not supervise this daemon, and another supervisor would take the upgrade for the end of the \
+         daemon: restart it with that supervisor, or add --unsupervised if there is none"
+    )]
+    Unsupervised,
+    #[error(
+        "daemon.user is set, so another program could not read the configuration and the key: use `systemctl restart`, \
+         which keeps the device and the port"
+    )]
+    Unprivileged,
+    #[error(transparent)]
+    Upgrade(#[from] crate::host::upgrade::old::Failure),
 }
 
 impl Refusal {

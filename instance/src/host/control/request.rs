@@ -1,6 +1,7 @@
 //! The requests that the control socket accepts.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 
 use nebula_config::LogLevel;
 use serde_json::Value;
@@ -24,6 +25,17 @@ pub(crate) enum Request {
     Doctor,
     Why { peer: String },
     Whois { address: IpAddr },
+    Upgrade(Upgrade),
+}
+
+/// Another program is to take over.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Upgrade {
+    /// `None`: the file from which the running program was started.
+    pub(crate) program: Option<PathBuf>,
+    pub(crate) sha256: Option<String>,
+    /// Upgrade even if systemd does not supervise the daemon.
+    pub(crate) unsupervised: bool,
 }
 
 impl Request {
@@ -48,6 +60,11 @@ impl Request {
             "trace" => Flow::read(needed("protocol")?, text("source"), needed("destination")?).map(Self::Trace),
             "doctor" => Ok(Self::Doctor),
             "why" => Ok(Self::Why { peer: peer()? }),
+            "upgrade" => Ok(Self::Upgrade(Upgrade {
+                program: text("program").map(PathBuf::from),
+                sha256: text("sha256").map(str::to_owned),
+                unsupervised: object.get("unsupervised") == Some(&Value::Bool(true)),
+            })),
             "whois" => Ok(Self::Whois { address: address(needed("address")?)? }),
             other => Err(Refusal::UnknownCommand(other.to_owned())),
         }

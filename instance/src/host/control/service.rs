@@ -12,7 +12,7 @@ use nebula_core::counters::Direction;
 use nebula_core::io::Handle;
 use nebula_enrolment::renewal_health::RenewalHealth;
 use nebula_linux::clock::{now, unix_now};
-use nebula_linux::kernel_view;
+use nebula_linux::{kernel_view, notify};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -20,14 +20,16 @@ use super::answer::{self, texts};
 use super::facts::{self, Sources};
 use super::flow::Flow;
 use super::refusal::Refusal;
-use super::request::Request;
+use super::request::{self, Request};
 use crate::host::dns::Registered;
 use crate::host::documents::{
     self, Certificates, Closed, Configuration, Gateways, Identity, Known, LastReload, Level, Lighthouse, Peers, Status,
-    Trace, TunnelOfPeer, Tunnels,
+    Trace, TunnelOfPeer, Tunnels, Upgraded,
 };
 use crate::host::reload::Reloader;
 use crate::host::unmet::Unmet;
+use crate::host::upgrade::old::{Failure, Upgrade};
+use crate::host::upgrade::program::Program;
 
 /// Answers the requests of the control socket and the console.
 #[derive(Debug)]
@@ -35,6 +37,7 @@ pub(crate) struct ControlService {
     pub(crate) handle: Handle,
     pub(crate) reloader: Arc<Mutex<Reloader>>,
     pub(crate) facts: Facts,
+    pub(crate) upgrade: Arc<Upgrade>,
 }
 
 /// What is known from the start of the daemon.
@@ -74,6 +77,7 @@ impl ControlService {
             Request::Doctor => document(self.facts(|sources| sources.everything())),
             Request::Why { peer } => document(self.why(&peer)?),
             Request::Whois { address } => document(self.whois(address)?),
+            Request::Upgrade(asked) => document(self.upgrade(&asked)?),
         }
     }
 
@@ -185,6 +189,18 @@ impl ControlService {
     fn reload(&self) -> Answered {
         tracing::info!("Asked to reload config");
         self.reloader().reload(unix_now()).map(|()| json!({ "reloaded": true })).map_err(Refusal::Reload)
+    }
+
+    fn upgrade(&self, asked: &request::Upgrade) -> Result<Upgraded, Refusal> {
+        if !asked.unsupervised && !notify::is_systemd() {
+            return Err(Refusal::Unsupervised);
+        }
+        if self.reloader().settings().operation.user.is_some() {
+            return Err(Refusal::Unprivileged);
+        }
+        let path = asked.program.clone().map_or_else(Program::usual, Ok).map_err(Failure::from)?;
+        let program = Program::open(&path, asked.sha256.as_deref()).map_err(Failure::from)?;
+        Ok(self.upgrade.run(&program)?)
     }
 
     fn certificates(&self) -> Result<Certificates, Refusal> {

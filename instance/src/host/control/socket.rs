@@ -1,5 +1,6 @@
 //! The listening socket, its file, and the connections of its clients.
 
+use std::cell::Cell;
 use std::fs::Permissions;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -131,10 +132,18 @@ impl ControlSocket {
         };
         let (service, serves) = (Arc::clone(service), self.serves);
         let body = move || {
-            if let Err(error) = converse(&served, &place, |request| service.answer(serves.admit(request)?)) {
+            let is_upgrade = Cell::new(false);
+            let answer = |request| {
+                is_upgrade.set(matches!(request, Request::Upgrade(_)));
+                service.answer(serves.admit(request)?)
+            };
+            if let Err(error) = converse(&served, &place, answer) {
                 tracing::debug!(%error, "A client of the control socket went away");
             }
             let _ = served.shutdown(Shutdown::Both);
+            if is_upgrade.get() {
+                service.upgrade.finish();
+            }
             // Requests are rare, so the code that answered this one need not stay mapped.
             memory::release_program_pages();
             drop(place);

@@ -34,6 +34,11 @@ pub(crate) struct ControlSockets {
 pub(crate) struct SocketFiles(Arc<Mutex<[Option<SocketFile>; 2]>>);
 
 impl SocketFiles {
+    /// Removes the files, which nobody of this process makes again.
+    pub(crate) fn remove(&self) {
+        *self.lock() = [None, None];
+    }
+
     fn lock(&self) -> MutexGuard<'_, [Option<SocketFile>; 2]> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -43,9 +48,15 @@ impl SocketFiles {
 #[derive(Debug)]
 pub(crate) struct RemovedAtEnd(SocketFiles);
 
+impl RemovedAtEnd {
+    pub(crate) fn files(&self) -> SocketFiles {
+        self.0.clone()
+    }
+}
+
 impl Drop for RemovedAtEnd {
     fn drop(&mut self) {
-        *self.0.lock() = [None, None];
+        self.0.remove();
     }
 }
 

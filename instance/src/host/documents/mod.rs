@@ -25,4 +25,4 @@ pub use peer::{
 };
 pub use status::{FullFlowTable, LastReload, Lighthouse, MissingListener, OfferedRelay, Status, Unmet};
 pub use trace::{Captured, Conntrack, Ends, FirewallVerdict, KernelRoute, NearestRule, NumberedRule, Route, Trace};
-pub use tunnel::{Closed, Gateway, Gateways, Level, Path, Peers, Tunnel, TunnelOfPeer, Tunnels};
+pub use tunnel::{Closed, Gateway, Gateways, Level, Path, Peers, Tunnel, TunnelOfPeer, Tunnels, Upgraded};

@@ -81,6 +81,20 @@ pub struct Closed {
     pub closed: usize,
 }
 
+/// The answer to `upgrade`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Upgraded {
+    /// The process that serves now.
+    pub pid: u32,
+    pub version: String,
+    /// What it took over.
+    pub peers: usize,
+    pub flows: usize,
+    /// Why it is the program of before that took over again.
+    pub rolled_back: Option<String>,
+}
+
 /// The answer to `log-level`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

@@ -7,7 +7,7 @@ mod trace;
 mod tunnel;
 
 use nebula_cert::{visible, visible_json};
-use nebula_instance::host::documents::{Certificate, Certificates, Identity};
+use nebula_instance::host::documents::{Certificate, Certificates, Identity, Upgraded};
 use serde_json::Value;
 
 use crate::answer::Answer;
@@ -44,6 +44,7 @@ pub(crate) fn readable(answer: &Answer, findings: &[Finding]) -> String {
         Answer::Close(answer) => format!("closed {} tunnel(s)\n", answer.closed),
         Answer::Query(answer) => tunnel::known(answer),
         Answer::Reload => "reloaded\n".to_owned(),
+        Answer::Upgrade(answer) => upgraded(answer),
         Answer::Cert(answer) => certificates(answer),
         Answer::LogLevel(answer) => format!("{}\n", answer.level),
         Answer::Trace(answer) => trace::trace(answer),
@@ -55,6 +56,15 @@ fn diagnosis(findings: &[Finding]) -> String {
         "nothing is wrong as far as this host can tell\n".to_owned()
     } else {
         doctor::readable(findings)
+    }
+}
+
+fn upgraded(answer: &Upgraded) -> String {
+    let Upgraded { pid, version, peers, flows, rolled_back } = answer;
+    let what = format!("process {pid} of version {version}, with {peers} peer(s) and {flows} flow(s)");
+    match rolled_back {
+        Some(why) => format!("{why}; the program of before serves again: {what}\n"),
+        None => format!("upgraded to {what}\n"),
     }
 }
 

@@ -1,0 +1,239 @@
+//! The connection between the old and the new process: a socket pair that no other process has. Descriptors travel
+//! with its datagrams, and the state of the node in a file that is in memory only.
+
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut, Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use nebula_core::handover::{MAX_DOCUMENT, State};
+use nebula_linux::descriptors::Passed;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::socket::{
+    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, recvmsg, sendmsg,
+    socketpair,
+};
+use zeroize::{Zeroize, Zeroizing};
+
+/// One end. It can be written as long as a process holds the other end.
+#[derive(Debug)]
+pub(super) struct Channel(OwnedFd);
+
+/// A message with the descriptors that go along.
+#[derive(Debug)]
+pub(super) struct Letter {
+    /// What it is: a word of the commit.
+    pub(super) word: String,
+    /// Number of the offer.
+    pub(super) number: u64,
+    /// A text for people.
+    pub(super) text: String,
+    pub(super) files: Vec<Passed>,
+}
+
+#[derive(Debug)]
+pub(super) enum Received {
+    Letter(Letter),
+    /// Nothing came in time.
+    Nothing,
+    /// No process holds the other end.
+    Ended,
+}
+
+impl Channel {
+    /// Both ends, which no other program inherits.
+    pub(super) fn pair() -> io::Result<(Self, OwnedFd)> {
+        let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
+        Ok((Self(ours), theirs))
+    }
+
+    pub(super) fn new(end: OwnedFd) -> Self {
+        Self(end)
+    }
+
+    pub(super) fn send(
+        &self,
+        (word, number): (&str, u64),
+        text: &str,
+        files: &[(&str, BorrowedFd<'_>)],
+    ) -> io::Result<()> {
+        let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_TEXT_CHARS).collect();
+        let mut message = format!("{word} {number} {text}");
+        for (name, _) in files {
+            message.push('\n');
+            message.push_str(name);
+        }
+        let numbers: Vec<_> = files.iter().map(|(_, file)| file.as_raw_fd()).collect();
+        let rights = [ControlMessage::ScmRights(&numbers)];
+        let control = if numbers.is_empty() { &[][..] } else { &rights[..] };
+        let parts = [IoSlice::new(message.as_bytes())];
+        sendmsg::<UnixAddr>(self.0.as_raw_fd(), &parts, control, MsgFlags::MSG_NOSIGNAL, None)?;
+        Ok(())
+    }
+
+    /// Waits for a message; `None`: without a limit.
+    pub(super) fn receive(&self, within: Option<Duration>) -> io::Result<Received> {
+        // Rounded up: an early end would only be another wait.
+        let timeout = within.map_or(PollTimeout::NONE, |within| {
+            PollTimeout::try_from(within + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
+        });
+        match poll(&mut [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)], timeout) {
+            Ok(0) | Err(Errno::EINTR) => return Ok(Received::Nothing),
+            Ok(_) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        let (mut bytes, mut space) = (vec![0; MAX_MESSAGE_BYTES], nix::cmsg_space!([i32; MAX_FILES]));
+        let mut parts = [IoSliceMut::new(&mut bytes)];
+        let flags = MsgFlags::MSG_CMSG_CLOEXEC | MsgFlags::MSG_DONTWAIT;
+        let message = match recvmsg::<UnixAddr>(self.0.as_raw_fd(), &mut parts, Some(&mut space), flags) {
+            Err(Errno::ECONNRESET) => return Ok(Received::Ended),
+            other => other?,
+        };
+        let (length, cut) = (message.bytes, message.flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC));
+        let files = owned(message.cmsgs()?);
+        if length == 0 {
+            return Ok(Received::Ended);
+        }
+        let malformed = || io::Error::new(io::ErrorKind::InvalidData, "a message of the hand-over is malformed");
+        if cut {
+            return Err(malformed());
+        }
+        let text = str::from_utf8(&bytes[..length]).map_err(|_| malformed())?;
+        read(text, files).map(Received::Letter).ok_or_else(malformed)
+    }
+}
+
+/// Every descriptor that came along, so that none is forgotten.
+#[allow(unsafe_code)]
+fn owned(messages: impl Iterator<Item = ControlMessageOwned>) -> Vec<OwnedFd> {
+    let numbers = messages.flat_map(|message| match message {
+        ControlMessageOwned::ScmRights(numbers) => numbers,
+        _ => Vec::new(),
+    });
+    // SAFETY: the kernel has just made these descriptors for this process, and nobody else knows them.
+    numbers.map(|number| unsafe { OwnedFd::from_raw_fd(number) }).collect()
+}
+
+fn read(message: &str, files: Vec<OwnedFd>) -> Option<Letter> {
+    let mut lines = message.split('\n');
+    let mut words = lines.next()?.splitn(3, ' ');
+    let (word, number) = (words.next()?.to_owned(), words.next()?.parse().ok()?);
+    let text = words.next().unwrap_or_default().to_owned();
+    let names: Vec<_> = lines.map(str::to_owned).collect();
+    let is_whole = names.len() == files.len();
+    let files = names.into_iter().zip(files).map(|(name, file)| Passed { name, file }).collect();
+    is_whole.then_some(Letter { word, number, text, files })
+}
+
+/// The state of a node in a file without a name.
+pub(super) fn write_state(state: &State) -> io::Result<File> {
+    let document = state.encode().map_err(io::Error::other)?;
+    let mut file = File::from(memfd_create(c"nebula-handover", MFdFlags::MFD_CLOEXEC)?);
+    file.write_all(&document)?;
+    Ok(file)
+}
+
+/// Reads such a file.
+pub(super) fn read_state(file: OwnedFd) -> io::Result<State> {
+    let mut file = File::from(file);
+    file.seek(SeekFrom::Start(0))?;
+    let mut document = Zeroizing::new(Vec::with_capacity(file.metadata()?.len().min(MAX_DOCUMENT as u64) as usize));
+    file.take(MAX_DOCUMENT as u64 + 1).read_to_end(&mut document)?;
+    State::decode(&document).map_err(io::Error::other)
+}
+
+/// Erases such a file, whoever holds it.
+pub(super) fn erase_state(file: &mut File) -> io::Result<()> {
+    let mut left = file.seek(SeekFrom::End(0))?;
+    file.seek(SeekFrom::Start(0))?;
+    let mut zeros = [1; 4096];
+    zeros.zeroize();
+    while left > 0 {
+        let some = left.min(zeros.len() as u64);
+        file.write_all(&zeros[..some as usize])?;
+        left -= some;
+    }
+    Ok(())
+}
+
+const MAX_TEXT_CHARS: usize = 1000;
+// A text, and the names of the descriptors.
+const MAX_MESSAGE_BYTES: usize = 16 << 10;
+// As many as the kernel passes at once (SCM_MAX_FD).
+pub(super) const MAX_FILES: usize = 253;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHORT: Option<Duration> = Some(Duration::from_millis(10));
+
+    fn letter(channel: &Channel) -> Letter {
+        match channel.receive(Some(Duration::from_secs(10))).unwrap() {
+            Received::Letter(letter) => letter,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn pair() -> (Channel, Channel) {
+        let (ours, theirs) = Channel::pair().unwrap();
+        (ours, Channel::new(theirs))
+    }
+
+    #[test]
+    fn words_and_descriptors_arrive_and_the_end_of_the_other_process_is_seen() {
+        let (ours, theirs) = pair();
+        assert!(matches!(theirs.receive(SHORT).unwrap(), Received::Nothing));
+        let mut file = File::from(memfd_create(c"x", MFdFlags::MFD_CLOEXEC).unwrap());
+        file.write_all(b"content").unwrap();
+        let many: Vec<_> = (0..MAX_FILES).map(|_| ("tun", file.as_fd())).collect();
+        ours.send(("offer", 7), "two\nlines", &many).unwrap();
+        ours.send(("withdraw", 7), "", &[]).unwrap();
+        let offer = letter(&theirs);
+        assert_eq!((offer.word.as_str(), offer.number, offer.text.as_str()), ("offer", 7, "two lines"));
+        assert!(offer.files.len() == MAX_FILES && offer.files.iter().all(|passed| passed.name == "tun"));
+        let mut content = String::new();
+        let mut received = File::from(offer.files.into_iter().next().unwrap().file);
+        received.seek(SeekFrom::Start(0)).unwrap();
+        received.read_to_string(&mut content).unwrap();
+        assert_eq!(content, "content");
+        assert_eq!((letter(&theirs).word, letter_text(&ours, &theirs)), ("withdraw".to_owned(), String::new()));
+        drop(ours);
+        assert!(matches!(theirs.receive(None).unwrap(), Received::Ended));
+        assert!(theirs.send(("ready", 1), "", &[]).is_err());
+    }
+
+    fn letter_text(ours: &Channel, theirs: &Channel) -> String {
+        ours.send(("confirm", 1), "", &[]).unwrap();
+        letter(theirs).text
+    }
+
+    #[test]
+    fn a_malformed_message_is_an_error() {
+        let (ours, theirs) = pair();
+        for message in ["", " ", "offer", "offer x", "offer 1\ntun", "offer -1 "] {
+            let parts = [IoSlice::new(message.as_bytes())];
+            sendmsg::<UnixAddr>(ours.0.as_raw_fd(), &parts, &[], MsgFlags::empty(), None).unwrap();
+            if message.is_empty() {
+                assert!(matches!(theirs.receive(SHORT).unwrap(), Received::Ended));
+            } else {
+                assert!(theirs.receive(SHORT).is_err(), "{message:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_erased_state_is_zeros_for_everybody_who_holds_it() {
+        let mut file = File::from(memfd_create(c"x", MFdFlags::MFD_CLOEXEC).unwrap());
+        file.write_all(&vec![7; 10_000]).unwrap();
+        let mut other = file.try_clone().unwrap();
+        erase_state(&mut file).unwrap();
+        let mut content = Vec::new();
+        other.seek(SeekFrom::Start(0)).unwrap();
+        other.read_to_end(&mut content).unwrap();
+        assert_eq!(content, vec![0; 10_000]);
+        assert!(read_state(other.into()).is_err(), "this is no state");
+    }
+}
