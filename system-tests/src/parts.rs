@@ -99,6 +99,7 @@ pub(crate) enum Run {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
+    #[serde(default)]
     cargo: Cargo,
     schedule: Schedule,
     #[serde(default)]
