@@ -161,7 +161,8 @@ impl Default for Writer {
 }
 
 impl Writer {
-    /// A writer with room for so many bytes. If they suffice, it leaves no copies of what it wrote behind.
+    /// A writer with room for this many bytes. While the message fits, the buffer is never moved, so no copy of a
+    /// secret stays behind.
     #[must_use]
     pub fn with_capacity(bytes: usize) -> Self {
         Self { bytes: Vec::with_capacity(bytes) }

@@ -5,8 +5,8 @@
 //! - `encoding`: its bytes, which releases before and after this one read, too.
 //! - [`commit`]: who serves when, whatever gets lost and whoever dies.
 //!
-//! The new process never gets a key to seal with, nor a counter: it shakes hands with every peer anew. What it gets
-//! besides the peers are the keys to open what they still send in the sessions of the old process.
+//! The new process never gets a key to seal with, nor a counter: it performs a new handshake with every peer. What it
+//! gets besides the peers are the keys to open what they still send in the sessions of the old process.
 
 pub mod commit;
 mod encoding;

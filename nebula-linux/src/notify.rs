@@ -1,15 +1,16 @@
 //! Reports readiness and status to the service manager (sd_notify).
 
 use std::env;
-use std::io::{self, IoSlice};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::io;
+use std::os::fd::BorrowedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::OnceLock;
 
 use nebula_cni_contract::launch::StartError;
-use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
 use sd_notify::NotifyState;
+
+use crate::descriptors;
 
 /// Whether systemd runs this process. Others that have the same protocol might never take descriptors out of the
 /// socket, where they would stay open, and may not follow when another process becomes the main one.
@@ -51,12 +52,7 @@ pub fn store(files: &[BorrowedFd<'_>], name: &str) -> io::Result<()> {
     let socket = CONNECTED.get().ok_or(io::ErrorKind::NotConnected)?;
     // Without FDPOLL=0 it would drop a socket as soon as an error waits in it.
     let text = format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}");
-    for some in files.chunks(MAX_FILES) {
-        let numbers: Vec<_> = some.iter().map(AsRawFd::as_raw_fd).collect();
-        let (parts, message) = ([IoSlice::new(text.as_bytes())], [ControlMessage::ScmRights(&numbers)]);
-        sendmsg::<UnixAddr>(socket.as_raw_fd(), &parts, &message, MsgFlags::empty(), None)?;
-    }
-    Ok(())
+    files.chunks(descriptors::MAX_FILES).try_for_each(|some| descriptors::send(socket, text.as_bytes(), some))
 }
 
 /// Asks the service manager to close the files that it holds under this name. It does so some time later.
@@ -104,15 +100,10 @@ fn send(state: NotifyState<'_>) -> io::Result<()> {
 
 static CONNECTED: OnceLock<UnixDatagram> = OnceLock::new();
 const MAX_STATUS_CHARS: usize = 1000;
-// The kernel takes 253 in one message (SCM_MAX_FD).
-const MAX_FILES: usize = 128;
 
 #[cfg(test)]
 mod tests {
-    use std::io::IoSliceMut;
     use std::os::fd::AsFd;
-
-    use nix::sys::socket::{ControlMessageOwned, recvmsg};
 
     use super::*;
 
@@ -125,20 +116,13 @@ mod tests {
         store(&vec![file.as_fd(); 300], "tun").unwrap();
         unstore("tun").unwrap();
         let mut received = Vec::new();
-        for _ in 0..4 {
-            let (mut text, mut space) = ([0; 100], nix::cmsg_space!([i32; 253]));
-            let mut parts = [IoSliceMut::new(&mut text)];
-            let message =
-                recvmsg::<UnixAddr>(there.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::MSG_DONTWAIT).unwrap();
-            let files = message.cmsgs().unwrap().map(|control| match control {
-                ControlMessageOwned::ScmRights(files) => files.len(),
-                _ => 0,
-            });
-            let (files, length) = (files.sum::<usize>(), message.bytes);
-            received.push((String::from_utf8_lossy(&text[..length]).into_owned(), files));
+        for _ in 0..3 {
+            let mut text = [0; 100];
+            let (length, files) = descriptors::receive(&there, &mut text).unwrap();
+            received.push((String::from_utf8_lossy(&text[..length]).into_owned(), files.len()));
         }
         let stored = "FDSTORE=1\nFDPOLL=0\nFDNAME=tun";
-        let expected = [(stored, 128), (stored, 128), (stored, 44), ("FDSTOREREMOVE=1\nFDNAME=tun", 0)];
+        let expected = [(stored, 253), (stored, 47), ("FDSTOREREMOVE=1\nFDNAME=tun", 0)];
         assert_eq!(received, expected.map(|(text, files)| (text.to_owned(), files)));
     }
 }

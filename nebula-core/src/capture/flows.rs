@@ -19,7 +19,7 @@ use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{CachePadded, Mutex, MutexGuard};
 use crate::wire::ip::{FlowKey, protocol};
 
-/// Nothing before is told apart: no flow lasts longer without a packet.
+/// Times before this count as this one. No flow lasts longer without a packet.
 const MAX_PAST: Duration = Duration::from_secs(86_400);
 
 /// What becomes of the packets of a flow of the pod.

@@ -28,7 +28,7 @@ const SEARCH_EVERY_MS: u64 = 10_000;
 /// Maximum number of expired flows removed with each new one: more than one, so that the table shrinks, but bounded.
 const MAX_SWEPT_PER_FLOW: usize = 4;
 
-/// Nothing before is told apart. Longer than any timeout that makes sense.
+/// Times before this count as this one. Longer than any timeout that makes sense.
 const MAX_PAST: Duration = Duration::from_secs(86_400);
 
 /// A flow known to connection tracking.

@@ -5,7 +5,6 @@ mod half_open;
 mod hint;
 mod identity;
 pub(crate) mod liveness;
-mod opening;
 mod path_limit;
 mod replay_record;
 mod replay_window;
@@ -19,17 +18,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwapOption;
-use nebula_cert::{VerifiedCertificate, Version};
+use nebula_cert::{Certificate, VerifiedCertificate, Version};
 
 pub(crate) use half_open::{HalfOpen, TEST_LEN};
 pub(crate) use hint::TunnelHint;
 pub(crate) use identity::{PeerIdentity, route_digest};
-pub(crate) use opening::Opening;
 pub(crate) use path_limit::{PathLimit, PathState};
 pub(crate) use replay_record::ReplayRecord;
 pub(crate) use replay_window::CounterSet;
 pub use replay_window::ReplayWindow;
-pub(crate) use session::Negotiated;
+pub(crate) use session::{Negotiated, Opening};
 pub use session::{Session, SessionKeys};
 pub(crate) use table::Lookup;
 pub(crate) use table::TunnelTable;
@@ -256,7 +254,7 @@ impl Tunnel {
 }
 
 /// The overlay addresses of the holder of a certificate, primary first.
-pub(crate) fn addresses_of(certificate: &VerifiedCertificate) -> Vec<IpAddr> {
+pub(crate) fn addresses_of(certificate: &Certificate) -> Vec<IpAddr> {
     certificate.networks().iter().map(ipnet::IpNet::addr).collect()
 }
 

@@ -4,7 +4,7 @@ use nebula_cert::{VerifiedCertificate, Version};
 use zeroize::Zeroizing;
 
 use super::cipher::{AeadKey, Cipher};
-use super::{LocalIndex, Opening, RemoteIndex, ReplayWindow};
+use super::{LocalIndex, RemoteIndex, ReplayRecord, ReplayWindow};
 use crate::sync::CachePadded;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
@@ -57,6 +57,23 @@ pub(crate) struct Received {
     bytes: AtomicU64,
     /// The key of what the peer sends, as another process may get it. Here the padding has room for it.
     key: Zeroizing<[u8; 32]>,
+}
+
+/// What another process needs to open what the peer sends in a session. Opening uses up no nonce, so two processes may
+/// have it; they must not deliver the same datagram twice, hence the replay record. It holds nothing to seal with.
+pub(crate) struct Opening {
+    /// AEAD.
+    pub(crate) cipher: Cipher,
+    /// Key of what the peer sends.
+    pub(crate) key: Zeroizing<[u8; 32]>,
+    /// Which counters of the peer were accepted.
+    pub(crate) replay: ReplayRecord,
+}
+
+impl std::fmt::Debug for Opening {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Opening(redacted)")
+    }
 }
 
 /// Upper bound on the counters that one call of [`Session::reserve`] takes: more than the segments of a super-packet,

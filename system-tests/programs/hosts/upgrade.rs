@@ -248,6 +248,12 @@ fn whichever_process_is_killed_at_whatever_moment_one_serves_in_the_end() {
         thread::sleep(Duration::from_millis(100));
         match site.daemons().as_slice() {
             [pid] => {
+                // A third process is the program of before, which took over again.
+                assert!(
+                    [old, new].contains(pid) || !answered,
+                    "a failure that exits with 0\n{}",
+                    site.world.all_logs()
+                );
                 outcomes[if *pid == old {
                     0
                 } else if *pid == new {

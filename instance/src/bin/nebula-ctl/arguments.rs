@@ -59,7 +59,7 @@ pub(crate) enum Command {
     },
     /// Read the configuration again, as SIGHUP does, and say what became of it.
     Reload,
-    /// Replace the running daemon by another program without a gap; connections through the tunnels stay.
+    /// Replace the running daemon by another program; connections through the tunnels go on.
     Upgrade {
         /// Absolute path of the program; by default where the running one was started from.
         #[arg(value_hint = clap::ValueHint::FilePath)]

@@ -2,20 +2,17 @@
 //! with its datagrams, and the state of the node in a file that is in memory only.
 
 use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut, Read, Seek, SeekFrom, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use nebula_core::handover::{MAX_DOCUMENT, State};
-use nebula_linux::descriptors::Passed;
+use nebula_linux::descriptors::{self, Passed};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::socket::{
-    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, recvmsg, sendmsg,
-    socketpair,
-};
-use zeroize::{Zeroize, Zeroizing};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use zeroize::Zeroizing;
 
 /// One end. It can be written as long as a process holds the other end.
 #[derive(Debug)]
@@ -65,12 +62,8 @@ impl Channel {
             message.push('\n');
             message.push_str(name);
         }
-        let numbers: Vec<_> = files.iter().map(|(_, file)| file.as_raw_fd()).collect();
-        let rights = [ControlMessage::ScmRights(&numbers)];
-        let control = if numbers.is_empty() { &[][..] } else { &rights[..] };
-        let parts = [IoSlice::new(message.as_bytes())];
-        sendmsg::<UnixAddr>(self.0.as_raw_fd(), &parts, control, MsgFlags::MSG_NOSIGNAL, None)?;
-        Ok(())
+        let files: Vec<_> = files.iter().map(|(_, file)| *file).collect();
+        descriptors::send(&self.0, message.as_bytes(), &files)
     }
 
     /// Waits for a message; `None`: without a limit.
@@ -84,36 +77,18 @@ impl Channel {
             Ok(_) => {}
             Err(errno) => return Err(errno.into()),
         }
-        let (mut bytes, mut space) = (vec![0; MAX_MESSAGE_BYTES], nix::cmsg_space!([i32; MAX_FILES]));
-        let mut parts = [IoSliceMut::new(&mut bytes)];
-        let flags = MsgFlags::MSG_CMSG_CLOEXEC | MsgFlags::MSG_DONTWAIT;
-        let message = match recvmsg::<UnixAddr>(self.0.as_raw_fd(), &mut parts, Some(&mut space), flags) {
-            Err(Errno::ECONNRESET) => return Ok(Received::Ended),
+        let malformed = || io::Error::new(io::ErrorKind::InvalidData, "a message of the hand-over is malformed");
+        let mut bytes = vec![0; MAX_MESSAGE_BYTES];
+        let (length, files) = match descriptors::receive(&self.0, &mut bytes) {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(Received::Ended),
             other => other?,
         };
-        let (length, cut) = (message.bytes, message.flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC));
-        let files = owned(message.cmsgs()?);
         if length == 0 {
             return Ok(Received::Ended);
-        }
-        let malformed = || io::Error::new(io::ErrorKind::InvalidData, "a message of the hand-over is malformed");
-        if cut {
-            return Err(malformed());
         }
         let text = str::from_utf8(&bytes[..length]).map_err(|_| malformed())?;
         read(text, files).map(Received::Letter).ok_or_else(malformed)
     }
-}
-
-/// Every descriptor that came along, so that none is forgotten.
-#[allow(unsafe_code)]
-fn owned(messages: impl Iterator<Item = ControlMessageOwned>) -> Vec<OwnedFd> {
-    let numbers = messages.flat_map(|message| match message {
-        ControlMessageOwned::ScmRights(numbers) => numbers,
-        _ => Vec::new(),
-    });
-    // SAFETY: the kernel has just made these descriptors for this process, and nobody else knows them.
-    numbers.map(|number| unsafe { OwnedFd::from_raw_fd(number) }).collect()
 }
 
 fn read(message: &str, files: Vec<OwnedFd>) -> Option<Letter> {
@@ -148,8 +123,7 @@ pub(super) fn read_state(file: OwnedFd) -> io::Result<State> {
 pub(super) fn erase_state(file: &mut File) -> io::Result<()> {
     let mut left = file.seek(SeekFrom::End(0))?;
     file.seek(SeekFrom::Start(0))?;
-    let mut zeros = [1; 4096];
-    zeros.zeroize();
+    let zeros = [0; 4096];
     while left > 0 {
         let some = left.min(zeros.len() as u64);
         file.write_all(&zeros[..some as usize])?;
@@ -161,8 +135,6 @@ pub(super) fn erase_state(file: &mut File) -> io::Result<()> {
 const MAX_TEXT_CHARS: usize = 1000;
 // A text, and the names of the descriptors.
 const MAX_MESSAGE_BYTES: usize = 16 << 10;
-// As many as the kernel passes at once (SCM_MAX_FD).
-pub(super) const MAX_FILES: usize = 253;
 
 #[cfg(test)]
 mod tests {
@@ -188,12 +160,12 @@ mod tests {
         assert!(matches!(theirs.receive(SHORT).unwrap(), Received::Nothing));
         let mut file = File::from(memfd_create(c"x", MFdFlags::MFD_CLOEXEC).unwrap());
         file.write_all(b"content").unwrap();
-        let many: Vec<_> = (0..MAX_FILES).map(|_| ("tun", file.as_fd())).collect();
+        let many: Vec<_> = (0..descriptors::MAX_FILES).map(|_| ("tun", file.as_fd())).collect();
         ours.send(("offer", 7), "two\nlines", &many).unwrap();
         ours.send(("withdraw", 7), "", &[]).unwrap();
         let offer = letter(&theirs);
         assert_eq!((offer.word.as_str(), offer.number, offer.text.as_str()), ("offer", 7, "two lines"));
-        assert!(offer.files.len() == MAX_FILES && offer.files.iter().all(|passed| passed.name == "tun"));
+        assert!(offer.files.len() == descriptors::MAX_FILES && offer.files.iter().all(|passed| passed.name == "tun"));
         let mut content = String::new();
         let mut received = File::from(offer.files.into_iter().next().unwrap().file);
         received.seek(SeekFrom::Start(0)).unwrap();
@@ -214,8 +186,7 @@ mod tests {
     fn a_malformed_message_is_an_error() {
         let (ours, theirs) = pair();
         for message in ["", " ", "offer", "offer x", "offer 1\ntun", "offer -1 "] {
-            let parts = [IoSlice::new(message.as_bytes())];
-            sendmsg::<UnixAddr>(ours.0.as_raw_fd(), &parts, &[], MsgFlags::empty(), None).unwrap();
+            descriptors::send(&ours.0, message.as_bytes(), &[]).unwrap();
             if message.is_empty() {
                 assert!(matches!(theirs.receive(SHORT).unwrap(), Received::Ended));
             } else {

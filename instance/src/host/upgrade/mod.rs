@@ -1,4 +1,4 @@
-//! Replaces the running daemon by another program without a gap: `nebula ctl upgrade`.
+//! Replaces the running daemon by another program while connections go on: `nebula ctl upgrade`.
 //!
 //! The old process checks the new program ([`program`]), starts it with one end of a [`channel`] and offers what it has
 //! ([`old`]); the new one reads the configuration, checks that device and sockets fit, and says that it is ready

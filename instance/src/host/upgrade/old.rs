@@ -11,13 +11,13 @@ use std::sync::{Mutex, OnceLock};
 use nebula_core::handover::State;
 use nebula_core::handover::commit::{Old, OldStep, ToNew, ToOld};
 use nebula_core::io::Handle;
-use nebula_linux::descriptors::Passed;
+use nebula_linux::descriptors::{MAX_FILES, Passed};
 use nebula_linux::{errno, notify};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::channel::{Channel, Letter, MAX_FILES, Received, erase_state, read_state, write_state};
+use super::channel::{Channel, Letter, Received, erase_state, write_state};
 use super::program::{Program, Unfit};
 use super::takeover;
 use crate::host::control::SocketFiles;
@@ -29,7 +29,7 @@ pub(crate) struct Upgrade {
     handle: Handle,
     /// Device and sockets.
     kept: Vec<Passed>,
-    /// Of the control sockets, which the new process makes anew.
+    /// Of the control sockets. The new process creates them again.
     files: SocketFiles,
     /// One upgrade at a time.
     turn: Mutex<()>,
@@ -93,7 +93,6 @@ struct Successor {
     child: Option<Child>,
     channel: Channel,
     path: String,
-    is_confirmed: bool,
 }
 
 /// How an attempt ended, once the old process has stopped.
@@ -164,7 +163,8 @@ impl Upgrade {
         let offered = self.handle.offer().ok_or(Failure::Ending)?;
         let (peers, flows) = (offered.peers(), offered.flows());
         tracing::info!(program = %program.path.display(), peers, flows, "Handing over to another program");
-        let done = match self.attempt(program, &offered, Source::Running(&self.handle)) {
+        let offer = write_state(&offered).map_err(|error| Failure::Io(errno::text(&error)))?;
+        let done = match self.attempt(program, &offer, Source::Running(&self.handle)) {
             Ok(Ended::TookOver { pid, version }) => Ok((pid, version, None)),
             Ok(Ended::Died(state)) => self.roll_back(program, state),
             Err(failure) => Err(failure),
@@ -193,27 +193,27 @@ impl Upgrade {
         state.forget_keys();
         let lost = |cause: String| Failure::Lost(format!("{why}, and so did the program of before: {cause}"));
         let program = Program::of_this_process().map_err(|error| lost(errno::text(&error)))?;
-        let offered = write_state(&state).and_then(|file| read_state(file.into()));
-        let offered = offered.map_err(|error| lost(errno::text(&error)))?;
-        match self.attempt(&program, &offered, Source::Stopped(state)) {
+        let offer = write_state(&state).map_err(|error| lost(errno::text(&error)))?;
+        match self.attempt(&program, &offer, Source::Stopped(state)) {
             Ok(Ended::TookOver { pid, version }) => Ok((pid, version, Some(why))),
             Ok(Ended::Died(_)) => Err(lost("it ended".to_owned())),
             Err(failure) => Err(lost(failure.to_string())),
         }
     }
 
-    fn attempt(&self, program: &Program, offered: &State, source: Source<'_>) -> Result<Ended, Failure> {
+    /// Has `program` take over. `offer` is a file with the state as far as the new process may see it before the
+    /// commit.
+    fn attempt(&self, program: &Program, offer: &File, source: Source<'_>) -> Result<Ended, Failure> {
         let mut successor = Successor::start(program)?;
         self.pending.store(successor.pid(), Ordering::Relaxed);
         let _pending = Pending(&self.pending);
-        let offer = write_state(offered).map_err(|error| Failure::Io(errno::text(&error)))?;
         let mut files: Vec<_> = self.kept.iter().map(|kept| (kept.name.as_str(), kept.file.as_fd())).collect();
         files.push((takeover::STATE, offer.as_fd()));
         let mut old = Old::default();
         let mut source = Some(source);
         let mut committed: Option<Committed> = None;
         let mut version = String::new();
-        let mut cause = None;
+        let (mut cause, mut is_confirmed) = (None, false);
         let mut step = old.offer();
         loop {
             match step {
@@ -251,7 +251,7 @@ impl Upgrade {
                     }
                     let step = word(&letter).map_or(OldStep::Nothing, |word| old.handle(word));
                     // Nothing else that the new process says ends this one.
-                    successor.is_confirmed = step == OldStep::End;
+                    is_confirmed = step == OldStep::End;
                     step
                 }
                 // Whoever closed the channel, or writes nonsense, is ended: then its death is certain.
@@ -264,7 +264,7 @@ impl Upgrade {
         }
         let Some(Committed { mut file, state }) = committed else { return Err(Failure::Restless) };
         // A new process that hangs may go on later, so it is killed.
-        let pid = successor.leave();
+        let pid = successor.leave(is_confirmed);
         if let Err(error) = erase_state(&mut file) {
             tracing::warn!(error = errno::text(&error), "The keys that were handed over were not erased from memory");
         }
@@ -315,7 +315,7 @@ impl Successor {
             command.env_remove(passed);
         }
         let child = command.spawn().map_err(failed)?;
-        Ok(Self { child: Some(child), channel, path, is_confirmed: false })
+        Ok(Self { child: Some(child), channel, path })
     }
 
     fn send(&self, word: ToNew, files: &[(&str, BorrowedFd<'_>)]) -> io::Result<()> {
@@ -332,8 +332,8 @@ impl Successor {
     }
 
     /// Leaves the process alone if it serves, and returns its number; otherwise ends it.
-    fn leave(&mut self) -> Option<u32> {
-        if !self.is_confirmed {
+    fn leave(&mut self, serves: bool) -> Option<u32> {
+        if !serves {
             self.end();
         }
         self.child.take().map(|child| child.id())

@@ -104,7 +104,7 @@ impl Node {
         }
     }
 
-    /// The hops through relays at whose end this node is. Those that it forwards as a relay are made anew by their
+    /// The hops through relays at whose end this node is. Those that it forwards as a relay are set up again by their
     /// ends.
     fn own_hops(&self) -> Vec<Hop> {
         let inherited = self.inheritance.iter().flat_map(|inheritance| inheritance.hops());

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use nebula_cert::VerifiedCertificate;
 
 use super::Inheritance;
-use super::calls::Calls;
 use super::inherited::LASTS;
+use super::reconnects::Reconnects;
 use crate::handover::{Flow, Hop, Peer, Session, State};
 use crate::index::RelayIndex;
 use crate::node::{Node, WallClock};
@@ -29,8 +29,9 @@ impl Node {
     /// Like [`Node::new`], for a node that goes on where another process stopped. The configuration may be another one:
     /// peers that it does not trust are left out, and so are flows that its rules do not allow.
     ///
-    /// The peers are called at once, those with the latest traffic first; call [`Node::handle_timeout`]. Until they
-    /// answer, packets to them wait as with any handshake, and what they still send in the old sessions is opened.
+    /// A handshake with each peer begins at once, with the latest active ones first; call [`Node::handle_timeout`].
+    /// Until they answer, packets to them wait as with any handshake, and what they still send in the old sessions is
+    /// opened.
     #[must_use]
     pub fn take_over(
         config: Config,
@@ -68,7 +69,7 @@ impl Node {
             course.idle = course.idle.saturating_add(passed);
         }
         self.forwarder.take_over_courses(now, courses, &affinities);
-        inheritance.calls = Calls::new(now, in_order_of_call(&peers));
+        inheritance.reconnects = Reconnects::new(now, in_order_of_activity(&peers));
         self.inheritance = Some(Box::new(inheritance));
         self.end_inherited_of_former_pods();
         self.arm_inheritance(now);
@@ -143,7 +144,7 @@ impl Node {
 
 /// The first address of each peer, that with the latest traffic first. Those that are relays for others come before
 /// them, because the way to the others leads over them.
-fn in_order_of_call(peers: &[Option<Accepted>]) -> Vec<IpAddr> {
+fn in_order_of_activity(peers: &[Option<Accepted>]) -> Vec<IpAddr> {
     let relays: BTreeSet<_> = peers.iter().flatten().filter_map(|accepted| accepted.peer.relay).collect();
     let mut ranked: Vec<_> = peers.iter().flatten().collect();
     ranked.sort_by_key(|it| (!it.addresses.iter().any(|address| relays.contains(address)), it.peer.idle));

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::calls::Calls;
+use super::reconnects::Reconnects;
 use crate::MessageType;
 use crate::handover::{Hop, MeasuredPath};
 use crate::index::{LocalIndex, RelayIndex};
@@ -25,7 +25,7 @@ pub(in crate::node) struct Inheritance {
     paths: BTreeMap<IpAddr, (SocketAddr, MeasuredPath)>,
     /// Until when paths are of use.
     until: Option<Instant>,
-    pub(super) calls: Calls,
+    pub(super) reconnects: Reconnects,
 }
 
 /// A session in which this node only opens.
@@ -114,32 +114,32 @@ impl Inheritance {
     /// When there is something to do.
     fn due(&self, now: Instant) -> Option<Instant> {
         let look = self.sessions.values().map(|session| session.ends).min().map(|ends| ends.min(now + LOOK_EVERY));
-        [look, self.calls.due(), self.until].into_iter().flatten().min()
+        [look, self.reconnects.due(), self.until].into_iter().flatten().min()
     }
 }
 
 impl Node {
-    /// Looks after the sessions and calls of an earlier process.
+    /// Looks after the sessions of an earlier process and the handshakes that replace them.
     pub(in crate::node) fn look_after_inheritance(&mut self, now: Instant) {
         let Some(inheritance) = &mut self.inheritance else { return };
         if inheritance.until.is_some_and(|until| now >= until) {
             (inheritance.until, inheritance.paths) = (None, BTreeMap::new());
         }
         let room = self.config.handshakes.max_pending.saturating_sub(self.pending.len());
-        let called = inheritance.calls.take(now, room);
+        let due = inheritance.reconnects.take(now, room);
         let ended = inheritance.sessions.values().filter(|session| now >= session.ends);
         let ended: Vec<_> = ended.map(|session| session.tunnel.local_index).collect();
         ended.into_iter().for_each(|index| self.end_inherited(index));
         self.end_refused_inherited(now);
-        for peer in called {
+        for peer in due {
             self.connect(now, peer);
         }
-        self.call_again(now);
+        self.retry_heard_peers(now);
         self.arm_inheritance(now);
     }
 
-    /// Calls the peers that are heard in an old session, and gave no answer so far.
-    fn call_again(&mut self, now: Instant) {
+    /// Reconnects the peers that are heard in an old session, and gave no answer so far.
+    fn retry_heard_peers(&mut self, now: Instant) {
         let Some(inheritance) = &self.inheritance else { return };
         let is_alone = |tunnel: &Tunnel| tunnel.peer_addresses.iter().all(|at| self.tunnels.of_peer(*at).is_empty());
         let is_pending =
@@ -258,5 +258,5 @@ pub(super) const LASTS: Duration = Duration::from_secs(60);
 const LINGERS: Duration = Duration::from_secs(15);
 /// Sessions are looked at this often, apart from deadlines.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Maximum number of peers called again at each look.
+/// Maximum number of such handshakes at each look.
 const AGAIN_AT_ONCE: usize = 64;

@@ -7,7 +7,7 @@ use crate::counters::Counter;
 use crate::diagnosis::{Claimed, Refusal, RefusalReason};
 use crate::handshake::Error;
 use crate::node::Node;
-use crate::tunnel::Negotiated;
+use crate::tunnel::{Negotiated, addresses_of};
 use crate::{Config, DropReason, Event, Origin};
 
 impl Node {
@@ -48,7 +48,7 @@ pub(super) fn objection(
     called: Option<IpAddr>,
     from: Origin,
 ) -> Option<RefusalReason> {
-    let addresses: Vec<_> = done.peer.networks().iter().map(ipnet::IpNet::addr).collect();
+    let addresses = addresses_of(&done.peer);
     // Nobody may claim an address of this node, not even this node itself.
     if addresses.is_empty() || addresses.iter().any(|address| config.is_own_address(*address)) {
         return Some(RefusalReason::OwnAddress);

@@ -13,7 +13,7 @@ use crate::node::Node;
 use crate::node::path_choice::Load;
 use crate::node::timer::Due;
 use crate::relay::{HopKey, Kind};
-use crate::tunnel::Tunnel;
+use crate::tunnel::{Tunnel, addresses_of};
 use crate::wire::header::MessageType;
 use crate::wire::path_probe::PathProbe;
 use crate::{Origin, TunnelDownReason};
@@ -26,7 +26,7 @@ impl Node {
         members.iter().for_each(|tunnel| self.note_offered(tunnel));
         let own = self.config.identity.primary();
         if self.config.relay.am_relay && self.config.is_group_relay(own.groups()) {
-            self.offers.add(&own.networks().iter().map(ipnet::IpNet::addr).collect::<Vec<_>>());
+            self.offers.add(&addresses_of(own));
         }
         if !self.config.chooses_relays() {
             self.timer.cancel(Due::RelayChoice);
