@@ -408,6 +408,12 @@ impl LaunchSpec {
     pub fn device_socket(&self) -> PathBuf {
         self.status_socket.with_extension("device")
     }
+
+    /// Socket on which an instance listens for the one that takes over from it (seqpacket).
+    #[must_use]
+    pub fn successor_socket(&self) -> PathBuf {
+        self.status_socket.with_extension("successor")
+    }
 }
 
 #[cfg(test)]

@@ -5,13 +5,14 @@
 //! module imports only from lines below its own:
 //!
 //! - [`host`], [`pod`], [`init`]
-//! - [`overlay`], `handoff`
+//! - [`overlay`], `handoff`, `handover`
 //! - `metrics`
 //! - `listener`
 
 #[doc(hidden)]
 pub mod fuzzing;
 mod handoff;
+mod handover;
 pub mod host;
 pub mod init;
 mod listener;

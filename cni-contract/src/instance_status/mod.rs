@@ -24,6 +24,8 @@ pub use parts::{
 pub struct Status {
     /// Process id of the instance.
     pub pid: Option<i32>,
+    /// Release of its program; `None`: it is an earlier one than 0.1.0.
+    pub version: Option<String>,
     /// `namespace/name` of its pod.
     pub pod: String,
     /// UID of its pod.

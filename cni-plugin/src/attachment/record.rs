@@ -41,6 +41,9 @@ pub struct Record {
     pub instance: PathBuf,
     /// The process of the instance, if its supervisor tracks instances by process; absent until one is started.
     pub process: Option<Process>,
+    /// The process from which that one takes over, until it has, if it did not end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predecessor: Option<Process>,
     /// The node's route to the overlay address that ADD reported as the pod's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_route: Option<HostRoute>,
@@ -109,6 +112,22 @@ impl Record {
         write_durably(&files.record(), &serde_json::to_vec(self)?)
     }
 
+    /// The processes of its instances: two while one takes over from the other, or if whoever had it do so has ended.
+    #[must_use]
+    pub fn processes(&self) -> [Option<Process>; 2] {
+        [self.process, self.predecessor]
+    }
+
+    /// Forgets whichever of two processes has ended.
+    fn settle(&mut self) {
+        let Some(predecessor) = self.predecessor else { return };
+        if !predecessor.is_alive() {
+            self.predecessor = None;
+        } else if self.process.is_none_or(|process| !process.is_alive()) {
+            (self.process, self.predecessor) = (Some(predecessor), None);
+        }
+    }
+
     /// Reads the record file of an attachment.
     ///
     /// # Errors
@@ -121,7 +140,10 @@ impl Record {
         let mut bytes = Vec::new();
         file.take(MAX_RECORD).read_to_end(&mut bytes)?;
         Ok(match serde_json::from_slice::<Self>(&bytes) {
-            Ok(record) if record.version == Self::VERSION => Found::Record(Box::new(record)),
+            Ok(mut record) if record.version == Self::VERSION => {
+                record.settle();
+                Found::Record(Box::new(record))
+            }
             Ok(record) => Found::Garbage(format!("has version {}", record.version)),
             Err(e) => Found::Garbage(e.to_string()),
         })
@@ -178,10 +200,11 @@ impl Files {
         self.state_dir.clone()
     }
 
-    /// Name of the attachment's systemd unit.
+    /// Names of the attachment's systemd units. It has the first, unless another instance took over from that: then the
+    /// other one, and so on.
     #[must_use]
-    pub fn unit(&self) -> String {
-        format!("nebula-pod-{:016x}.service", self.hash())
+    pub fn units(&self) -> [String; 2] {
+        ["", "-b"].map(|end| format!("nebula-pod-{:016x}{end}.service", self.hash()))
     }
 
     /// Prefix of the names of the tables that hold the rules for the attachment's link.
@@ -473,6 +496,7 @@ mod tests {
             user: Some(2_130_706_433),
             memory_limit: Some(32 << 20),
             restarts: None,
+            predecessor: None,
             is_being_told: false,
             guard: None,
             capture: None,

@@ -23,7 +23,8 @@ use nebula_cni_plugin::supervisor::{Direct, Systemd, heir, launcher};
 use nebula_cni_plugin::verb::attach::{self, Outcome};
 use nebula_cni_plugin::verb::present::{self, Tokens};
 use nebula_cni_plugin::verb::reconcile::{self, Depth};
-use nebula_cni_plugin::verb::{self, add, refresh, table};
+use nebula_cni_plugin::verb::upgrade::Target;
+use nebula_cni_plugin::verb::{self, add, refresh, table, upgrade};
 
 fn main() -> ExitCode {
     close_inherited_files();
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
             Some("attach") => attach(rest.first().is_some_and(|word| word == "--afresh")),
             Some("present") => present(rest),
             Some("refresh") => refresh(),
+            Some("upgrade") => upgrade(rest),
             Some("table") => table(rest),
             Some("reconcile") => reconcile(rest.first().map_or_else(|| Path::new(STATE_DIR), Path::new)),
             _ => about(),
@@ -99,20 +101,26 @@ fn attach(afresh: bool) -> ExitCode {
     }
 }
 
-/// Shows an instance its pod's token.
-fn present(arguments: &[OsString]) -> ExitCode {
+/// The attachment that the first four arguments name, and the other arguments.
+fn attachment_of(arguments: &[OsString]) -> Option<(Files, Vec<&str>)> {
     let words: Option<Vec<&str>> = arguments.iter().map(|word| word.to_str()).collect();
-    let (key, state_dir, rest) = match words.as_deref() {
-        Some([state_dir, network, container_id, ifname, rest @ ..])
-            if is_name(network) && is_name(container_id) && is_ifname(ifname) && rest.len() <= 2 =>
+    match words?.as_slice() {
+        [state_dir, network, container_id, ifname, rest @ ..]
+            if is_name(network) && is_name(container_id) && is_ifname(ifname) =>
         {
             let [network, container_id, ifname] = [network, container_id, ifname].map(|word| (*word).to_owned());
-            (Key { network, container_id, ifname }, Path::new(*state_dir), rest)
+            let key = Key { network, container_id, ifname };
+            Some((Files::new(Path::new(*state_dir), &key), rest.to_vec()))
         }
-        _ => {
-            let usage = "present needs STATE_DIR NETWORK CONTAINER_ID IFNAME [KUBELET_DIR [AUDIENCE]]";
-            return refuse(&Error::new(code::ENVIRONMENT, usage), reply::NEWEST);
-        }
+        _ => None,
+    }
+}
+
+/// Shows an instance its pod's token.
+fn present(arguments: &[OsString]) -> ExitCode {
+    let Some((files, rest)) = attachment_of(arguments).filter(|(_, rest)| rest.len() <= 2) else {
+        let usage = "present needs STATE_DIR NETWORK CONTAINER_ID IFNAME [KUBELET_DIR [AUDIENCE]]";
+        return refuse(&Error::new(code::ENVIRONMENT, usage), reply::NEWEST);
     };
     let usual = KUBELET_DIRS.map(Path::new);
     let named = rest.first().map(|kubelet| [Path::new(*kubelet)]);
@@ -122,8 +130,30 @@ fn present(arguments: &[OsString]) -> ExitCode {
         audience: rest.get(1).copied().unwrap_or(AUDIENCE),
     };
     let direct = Direct::new();
-    match present::run(&Files::new(state_dir, &key), tokens, &this_host(&direct)) {
+    match present::run(&files, tokens, &this_host(&direct)) {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) => refuse(&error, reply::NEWEST),
+    }
+}
+
+/// Has another program take over from the instance of a pod.
+fn upgrade(arguments: &[OsString]) -> ExitCode {
+    let attachment = attachment_of(arguments);
+    let (files, target) = match attachment.as_ref().map(|(files, rest)| (files, rest.as_slice())) {
+        Some((files, [])) => (files, Target::Installed),
+        Some((files, ["--previous"])) => (files, Target::Previous),
+        _ => {
+            let usage = "upgrade needs STATE_DIR NETWORK CONTAINER_ID IFNAME [--previous]";
+            return refuse(&Error::new(code::ENVIRONMENT, usage), reply::NEWEST);
+        }
+    };
+    let direct = Direct::new();
+    match upgrade::run(files, target, &this_host(&direct)) {
+        Ok(upgraded) => match print(&serde_json::to_string(&upgraded).unwrap_or_default()) {
+            Ok(()) => ExitCode::SUCCESS,
+            // What is done is done, and the next call says so.
+            Err(_) => ExitCode::FAILURE,
+        },
         Err(error) => refuse(&error, reply::NEWEST),
     }
 }
@@ -240,6 +270,10 @@ fn about() -> ExitCode {
         "\"nebula-cni-plugin present STATE_DIR NETWORK CONTAINER_ID IFNAME [KUBELET_DIR [AUDIENCE]]\" shows a pod's"
     );
     eprintln!("instance the pod's own token, when the init container that did so has ended.");
+    eprintln!(
+        "\"nebula-cni-plugin upgrade STATE_DIR NETWORK CONTAINER_ID IFNAME [--previous]\" has the installed program, or the"
+    );
+    eprintln!("one before, take over from a pod's instance, while its connections go on.");
     eprintln!(
         "\"nebula-cni-plugin table show [--json] [FILE]\" shows what the instances of captured pods know of the cluster;"
     );

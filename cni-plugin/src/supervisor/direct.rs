@@ -13,7 +13,8 @@ use super::heir::Heir;
 use super::notify::NotifySocket;
 use super::process::{self, Process};
 use super::{
-    Known, LAUNCH_OPTION, Launch, StartFailure, Supervisor, TOO_MUCH_MEMORY, cgroup, launcher, log, read_status,
+    Known, LAUNCH_OPTION, Launch, StartFailure, Supervisor, TAKE_OVER_OPTION, TOO_MUCH_MEMORY, cgroup, launcher, log,
+    read_status,
 };
 use crate::attachment::record::Files;
 
@@ -72,9 +73,21 @@ impl Supervisor for Direct {
         process.is_some_and(Process::is_alive)
     }
 
+    fn keep_only(
+        &self,
+        _: &Files,
+        pid: i32,
+        processes: [Option<Process>; 2],
+        patience: Duration,
+        clock: &dyn Clock,
+    ) -> Result<(), String> {
+        let others = processes.into_iter().flatten().filter(|process| process.pid != pid);
+        others.map(|process| process.await_end(patience, clock)).collect()
+    }
+
     fn stop(&self, files: &Files, known: Known, clock: &dyn Clock) -> Result<(), String> {
         let processes = match known {
-            Known::Recorded(process) => Vec::from_iter(process),
+            Known::Recorded(processes) => processes.into_iter().flatten().collect(),
             Known::Nothing => process::with_arguments(LAUNCH_OPTION, &files.launch()),
         };
         let is_awaited = processes.iter().any(|process| !process.is_gone());
@@ -116,6 +129,7 @@ impl Direct {
             .arg(launch.instance)
             .arg(LAUNCH_OPTION)
             .arg(files.launch())
+            .args(launch.replaces.map(|pid| [TAKE_OVER_OPTION.to_owned(), pid.to_string()]).into_iter().flatten())
             .env_clear()
             .envs(env::var_os("PATH").map(|path| ("PATH", path)))
             .envs(notify)

@@ -39,13 +39,16 @@ pub struct Launch<'a> {
     pub budget: Duration,
     /// Memory limit of the instance in bytes; `None` for no limit.
     pub memory_limit: Option<u64>,
+    /// Number of the process from which the instance takes over.
+    pub replaces: Option<i32>,
 }
 
 /// What is known about an attachment's process when it is stopped.
 #[derive(Debug, Clone, Copy)]
 pub enum Known {
-    /// There is a record; it names the process unless the instance is a unit or was never started.
-    Recorded(Option<Process>),
+    /// There is a record; it names the process unless the instance is a unit or was never started, and a second one if
+    /// one of them takes over from the other.
+    Recorded([Option<Process>; 2]),
     /// There is no readable record.
     Nothing,
 }
@@ -85,6 +88,20 @@ pub trait Supervisor {
 
     /// Whether the attachment's instance is running or about to be restarted.
     fn is_alive(&self, files: &Files, process: Option<Process>, clock: &dyn Clock) -> bool;
+
+    /// Waits until process `pid` is the only instance of an attachment. What does not end by itself within `patience` is
+    /// killed.
+    ///
+    /// # Errors
+    /// Returns an error if another one is still running.
+    fn keep_only(
+        &self,
+        files: &Files,
+        pid: i32,
+        processes: [Option<Process>; 2],
+        patience: Duration,
+        clock: &dyn Clock,
+    ) -> Result<(), String>;
 
     /// Stops every instance of an attachment and waits until it is gone.
     ///
@@ -146,3 +163,5 @@ const OOM_SCORE_ADJUST: i32 = -997;
 
 /// The instance's command line option for its launch contract.
 pub const LAUNCH_OPTION: &str = "--launch";
+/// The option with the number of the process from which an instance takes over.
+const TAKE_OVER_OPTION: &str = "--take-over";

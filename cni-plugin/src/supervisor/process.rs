@@ -55,6 +55,26 @@ impl Process {
         kill(Pid::from_raw(self.pid), Signal::SIGHUP).map_err(|e| format!("process {}: {}", self.pid, e.desc()))
     }
 
+    /// Waits until it has ended; sends SIGKILL if it does not within `patience`.
+    ///
+    /// # Errors
+    /// Returns an error if it is still running.
+    pub fn await_end(self, patience: Duration, clock: &dyn Clock) -> Result<(), String> {
+        self.wait(patience, clock);
+        if !self.is_gone() {
+            let _ = kill(Pid::from_raw(self.pid), Signal::SIGKILL);
+            self.wait(SIGKILL_TIMEOUT, clock);
+        }
+        if self.is_gone() { Ok(()) } else { Err(format!("process {} still runs", self.pid)) }
+    }
+
+    fn wait(self, patience: Duration, clock: &dyn Clock) {
+        let deadline = Deadline::after(clock, patience);
+        while !self.is_gone() && !deadline.is_over(clock) {
+            clock.sleep(EXIT_POLL_INTERVAL);
+        }
+    }
+
     /// Sends SIGTERM, then SIGKILL.
     ///
     /// # Errors
@@ -68,10 +88,7 @@ impl Process {
             if let Err(e) = kill(Pid::from_raw(self.pid), signal) {
                 refused = format!(": {signal} failed: {}", e.desc());
             }
-            let deadline = Deadline::after(clock, patience);
-            while !self.is_gone() && !deadline.is_over(clock) {
-                clock.sleep(EXIT_POLL_INTERVAL);
-            }
+            self.wait(patience, clock);
         }
         if self.is_gone() { Ok(()) } else { Err(format!("process {} still runs{refused}", self.pid)) }
     }

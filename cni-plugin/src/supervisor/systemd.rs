@@ -1,5 +1,5 @@
 //! Supervision by systemd: one transient service per attachment, named by a hash of its key, sandboxed, and restarted
-//! when it dies.
+//! when it dies; two of them while one instance takes over from another.
 
 use std::io;
 use std::path::Path;
@@ -46,7 +46,7 @@ impl Supervisor for Systemd {
         deadline: Deadline,
         started: &mut dyn FnMut(Option<Process>) -> io::Result<()>,
     ) -> Result<(), StartFailure> {
-        let unit = launch.files.unit();
+        let unit = free_unit(launch.files, launch.replaces);
         let spawn = |error: dbus::Error| StartFailure::Spawn(io::Error::other(error));
         let mut manager = Manager::connect(clock, deadline).map_err(spawn)?;
         started(None).map_err(StartFailure::Record)?;
@@ -82,41 +82,53 @@ impl Supervisor for Systemd {
         let spawn = |error: dbus::Error| StartFailure::Spawn(io::Error::other(error));
         let mut manager = Manager::connect(clock, Deadline::after(clock, PROBE)).map_err(spawn)?;
         started(None).map_err(StartFailure::Record)?;
-        let unit = launch.files.unit();
+        let unit = free_unit(launch.files, launch.replaces);
         let _ = manager.call("ResetFailedUnit", &Body::default().text(&unit));
         manager.start(&unit, launch).map(|_| ()).map_err(spawn)
     }
 
     fn reload(&self, files: &Files, _: Option<Process>, clock: &dyn Clock) -> Result<(), String> {
-        let unit = files.unit();
+        let mut manager = Manager::connect(clock, Deadline::after(clock, PROBE)).map_err(|error| error.to_string())?;
+        let unit = manager.running(files).ok_or_else(|| format!("unit {} does not run", files.units()[0]))?;
         let body = Body::default().text(&unit).text("main").number(SIGHUP);
-        let told = Manager::connect(clock, Deadline::after(clock, PROBE))
-            .and_then(|mut manager| manager.call("KillUnit", &body).map(drop));
-        told.map_err(|error| format!("unit {unit}: {error}"))
+        manager.call("KillUnit", &body).map(drop).map_err(|error| format!("unit {unit}: {error}"))
     }
 
     fn is_alive(&self, files: &Files, _: Option<Process>, clock: &dyn Clock) -> bool {
-        let state = Manager::connect(clock, Deadline::after(clock, PROBE))
-            .and_then(|mut manager| manager.property(&files.unit(), "Unit", "ActiveState"));
-        state.is_ok_and(|state| ["active", "activating", "reloading"].contains(&state.as_str()))
+        let manager = Manager::connect(clock, Deadline::after(clock, PROBE));
+        manager.is_ok_and(|mut manager| manager.running(files).is_some())
+    }
+
+    fn keep_only(
+        &self,
+        files: &Files,
+        pid: i32,
+        _: [Option<Process>; 2],
+        patience: Duration,
+        clock: &dyn Clock,
+    ) -> Result<(), String> {
+        let other = free_unit(files, Some(pid));
+        let deadline = Deadline::after(clock, patience);
+        let mut manager =
+            Manager::connect(clock, Deadline::after(clock, STOP + patience)).map_err(|error| error.to_string())?;
+        while manager.is_running(&other) && !deadline.is_over(clock) {
+            clock.sleep(LOOK_AGAIN);
+        }
+        let killed = Body::default().text(&other).text("all").number(SIGKILL);
+        let _ = manager.call("KillUnit", &killed);
+        manager.end(&other)
     }
 
     fn stop(&self, files: &Files, _: Known, clock: &dyn Clock) -> Result<(), String> {
-        let unit = files.unit();
         let mut manager = match Manager::connect(clock, Deadline::after(clock, STOP)) {
             Ok(manager) => manager,
             // Without a bus there are no units.
             Err(dbus::Error::Io(e)) if is_absent(&e) => return Ok(()),
             Err(error) => return Err(error.to_string()),
         };
-        let stopped = manager.stop(&unit).and_then(|job| manager.wait(&job));
-        // A failed unit stays loaded until it is reset.
-        let _ = manager.call("ResetFailedUnit", &Body::default().text(&unit));
-        match stopped {
-            Ok(_) => Ok(()),
-            Err(error) if error.is_no_such_unit() => Ok(()),
-            Err(error) => Err(format!("unit {unit}: {error}")),
-        }
+        // Stops both, even if one fails.
+        let ends = files.units().map(|unit| manager.end(&unit));
+        ends.into_iter().collect()
     }
 
     fn clean_up(&self, _: &Files, _: &dyn Clock) {}
@@ -126,10 +138,18 @@ impl Supervisor for Systemd {
     }
 
     fn why_ended(&self, files: &Files, clock: &dyn Clock) -> Option<String> {
-        let result = Manager::connect(clock, Deadline::after(clock, PROBE))
-            .and_then(|mut manager| manager.property(&files.unit(), "Service", "Result"));
-        result.is_ok_and(|result| result == "oom-kill").then(|| TOO_MUCH_MEMORY.to_owned())
+        let mut manager = Manager::connect(clock, Deadline::after(clock, PROBE)).ok()?;
+        let mut was_killed =
+            |unit: &String| manager.property(unit, "Service", "Result").is_ok_and(|is| is == "oom-kill");
+        files.units().iter().any(&mut was_killed).then(|| TOO_MUCH_MEMORY.to_owned())
     }
+}
+
+/// The unit of an attachment that process `pid` is not in.
+fn free_unit(files: &Files, pid: Option<i32>) -> String {
+    let [first, second] = files.units();
+    let groups = pid.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()).unwrap_or_default();
+    if groups.lines().any(|group| group.ends_with(&format!("/{first}"))) { second } else { first }
 }
 
 /// A connection to systemd, with the deadline of one verb.
@@ -160,7 +180,11 @@ impl<'a> Manager<'a> {
         let (program, file) = (text(launch.instance), text(&launch.files.launch()));
         let netns = text(launch.netns);
         let condition = [("ConditionPathExists", netns.as_str())];
-        let argv = [program.as_str(), super::LAUNCH_OPTION, file.as_str()];
+        let mut argv = vec![program.as_str(), super::LAUNCH_OPTION, file.as_str()];
+        let replaces = launch.replaces.map(|pid| pid.to_string());
+        if let Some(pid) = &replaces {
+            argv.extend([super::TAKE_OVER_OPTION, pid]);
+        }
         let start_within = launch.budget.as_micros() as u64;
         let mut properties = vec![
             ("Description", Value::Text(launch.description)),
@@ -178,6 +202,28 @@ impl<'a> Manager<'a> {
         let body = Body::default().text(unit).text("fail").properties(&properties).no_units();
         let job = self.call("StartTransientUnit", &body)?;
         Ok(job.body().text().unwrap_or_default())
+    }
+
+    /// The unit of an attachment that runs or is about to.
+    fn running(&mut self, files: &Files) -> Option<String> {
+        files.units().into_iter().find(|unit| self.is_running(unit))
+    }
+
+    fn is_running(&mut self, unit: &str) -> bool {
+        let state = self.property(unit, "Unit", "ActiveState");
+        state.is_ok_and(|state| ["active", "activating", "reloading"].contains(&state.as_str()))
+    }
+
+    /// Stops a unit, waits until it has ended, and forgets it.
+    fn end(&mut self, unit: &str) -> Result<(), String> {
+        let stopped = self.stop(unit).and_then(|job| self.wait(&job));
+        // A failed unit stays loaded until it is reset.
+        let _ = self.call("ResetFailedUnit", &Body::default().text(unit));
+        match stopped {
+            Ok(_) => Ok(()),
+            Err(error) if error.is_no_such_unit() => Ok(()),
+            Err(error) => Err(format!("unit {unit}: {error}")),
+        }
     }
 
     fn stop(&mut self, unit: &str) -> Result<String, dbus::Error> {
@@ -298,7 +344,9 @@ const CLONE_NEWNET: u64 = 0x4000_0000;
 const LANDLOCK: [&str; 3] = ["landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"];
 
 const SIGHUP: i32 = nix::libc::SIGHUP;
+const SIGKILL: i32 = nix::libc::SIGKILL;
 
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 // systemd is on the same machine: it answers at once, or something is wrong with it.
 const PROBE: Duration = Duration::from_secs(2);
 // Longer than TimeoutStopUSec, after which systemd sends SIGKILL.

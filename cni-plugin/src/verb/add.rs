@@ -290,6 +290,8 @@ impl<'a> Attachment<'a> {
     fn in_place(&self, renumber: bool, host: &Host<'_>) -> Option<Record> {
         let Ok(Found::Record(record)) = Record::load(&self.files.record()) else { return None };
         let (supervisor, process, host_route) = (record.supervisor, record.process, record.host_route);
+        // Another program may have taken over, and been given up for the one before.
+        let (instance, predecessor) = (record.instance.clone(), record.predecessor);
         let (user, memory_limit, guard) = (record.user, record.memory_limit, record.guard.clone());
         let (restarts, refused, is_being_told) = (record.restarts, record.refused.clone(), record.is_being_told);
         let is_guarded = |guard: &Guard| host.guards.is_in_force(guard).unwrap_or(false);
@@ -302,7 +304,7 @@ impl<'a> Attachment<'a> {
             return None;
         }
         let made = Record { user, memory_limit, guard, restarts, refused, is_being_told, ..self.record(supervisor) };
-        let expected = Record { state: State::Running, process, host_route, ..made };
+        let expected = Record { state: State::Running, process, predecessor, instance, host_route, ..made };
         let is_there = *record == expected
             && host_route.is_some() == renumber
             && host_route.is_none_or(|route| host.routes.is_used(&route))
@@ -355,6 +357,7 @@ impl<'a> Attachment<'a> {
             description: &format!("Nebula tunnel of pod {}/{}", self.pod.namespace, self.pod.name),
             budget: settings.timeout,
             memory_limit: settings.memory_limit,
+            replaces: None,
         };
         let outcome = host.supervisor(supervisor).start(&launch, host.clock, deadline, &mut started);
         outcome.map_err(|failure| explain(&failure, settings))?;
@@ -511,6 +514,7 @@ impl<'a> Attachment<'a> {
             user: None,
             memory_limit: None,
             restarts: None,
+            predecessor: None,
             is_being_told: false,
             guard: self.isolated.as_ref().map(|(_, guard)| guard.clone()),
             capture: self.captured.as_ref().map(|(_, capture)| capture.clone()),

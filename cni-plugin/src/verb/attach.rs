@@ -83,6 +83,7 @@ mod tests {
     use std::io;
     use std::net::IpAddr;
     use std::path::Path;
+    use std::time::Duration;
 
     use serde_json::{Value, json};
 
@@ -241,6 +242,16 @@ mod tests {
             self.runs.get()
         }
 
+        fn keep_only(
+            &self,
+            _: &Files,
+            _: i32,
+            _: [Option<Process>; 2],
+            _: Duration,
+            _: &dyn Clock,
+        ) -> Result<(), String> {
+            Ok(())
+        }
         fn stop(&self, _: &Files, _: Known, _: &dyn Clock) -> Result<(), String> {
             if self.runs.replace(false) {
                 self.note("stop");

@@ -75,7 +75,7 @@ fn undo(files: &Files, host: &Host<'_>, reported: &dyn Fn() -> Vec<IpAddr>, rule
         // Processes are recorded before they run the instance, so a record without one means that there is none.
         Ok(Found::Record(record)) => {
             routes.extend(record.host_route);
-            let known = (vec![record.supervisor], Known::Recorded(record.process));
+            let known = (vec![record.supervisor], Known::Recorded(record.processes()));
             removed = Some(record);
             known
         }

@@ -11,6 +11,7 @@ pub mod reconcile;
 pub mod refresh;
 pub mod status;
 pub mod table;
+pub mod upgrade;
 
 use crate::host::Host;
 use crate::reply::{self, Error};

@@ -106,7 +106,7 @@ fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> R
         return Ok(());
     }
     // The threads of a killed instance keep its device open for some milliseconds.
-    if let Some(dead) = record.process {
+    for dead in record.processes().into_iter().flatten() {
         dead.stop(host.clock).map_err(named)?;
     }
     let (instance, netns) = (record.instance.clone(), record.target.netns.clone());
@@ -118,9 +118,10 @@ fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> R
         description: &description,
         budget: RESTART_TIMEOUT,
         memory_limit: record.memory_limit,
+        replaces: None,
     };
     let mut started = |process| {
-        record.process = process;
+        (record.process, record.predecessor) = (process, None);
         record.restarts = Some(restarts.and_one(now));
         record.save(&files)
     };

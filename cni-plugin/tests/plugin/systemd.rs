@@ -22,7 +22,7 @@ fn a_unit_serves_the_pod_and_leaves_with_it() {
     let systemd = Systemd::start();
     let node = node(&systemd);
     assert_eq!(node.call("ADD").expect_ok(), PREV);
-    let unit = node.files().unit();
+    let unit = node.files().units()[0].clone();
     assert_eq!(systemd.show(&unit, "ActiveState"), "active", "{}", systemd.units());
     assert_eq!(systemd.show(&unit, "Description"), "Nebula tunnel of pod shop/web-0");
     assert!(node.answers());
@@ -41,7 +41,7 @@ fn a_unit_is_confined_to_what_its_set_up_needs() {
     let systemd = Systemd::start();
     let node = node(&systemd);
     node.call("ADD").expect_ok();
-    let status = systemd.sh(&format!("cat /proc/{}/status", systemd.show(&node.files().unit(), "MainPID")));
+    let status = systemd.sh(&format!("cat /proc/{}/status", systemd.show(&node.files().units()[0], "MainPID")));
     let field = |name: &str| {
         let line = status.lines().find(|line| line.starts_with(name)).unwrap();
         line.split_whitespace().nth(1).unwrap().to_owned()
@@ -50,7 +50,7 @@ fn a_unit_is_confined_to_what_its_set_up_needs() {
     let expected = 1 << 1 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 10 | 1 << 12 | 1 << 13 | 1 << 21;
     assert_eq!(field("CapBnd:"), format!("{expected:016x}"));
     assert_eq!((field("NoNewPrivs:"), field("Seccomp:")), ("1".into(), "2".into()));
-    let unit = node.files().unit();
+    let unit = node.files().units()[0].clone();
     for (property, expected) in [
         // What needs a mount namespace makes a start several times as long on a node with many mounts.
         ("ProtectSystem", "no"),
@@ -76,7 +76,7 @@ fn a_killed_instance_is_restarted_and_a_finished_one_is_not() {
     let systemd = Systemd::start();
     let node = node(&systemd);
     node.call("ADD").expect_ok();
-    let unit = node.files().unit();
+    let unit = node.files().units()[0].clone();
     let first = systemd.show(&unit, "MainPID");
     systemd.sh(&format!("kill -9 {first}"));
     eventually("another process", || !["0", &first].contains(&systemd.show(&unit, "MainPID").as_str()));
@@ -125,12 +125,15 @@ fn a_new_sandbox_of_a_pod_fences_the_unit_of_the_old_one() {
     let systemd = Systemd::start();
     let mut node = node(&systemd);
     node.call("ADD").expect_ok();
-    let first = node.files().unit();
+    let first = node.files().units()[0].clone();
     let id = format!("{}-again", node.id());
     node.set("CNI_CONTAINERID", &id);
     node.call("ADD").expect_ok();
     let units = systemd.units();
-    assert!(units.lines().count() == 1 && !units.contains(&first) && units.contains(&node.files().unit()), "{units}");
+    assert!(
+        units.lines().count() == 1 && !units.contains(&first) && units.contains(&node.files().units()[0]),
+        "{units}"
+    );
     node.call("DEL").expect_ok();
     assert_eq!(systemd.units(), "");
 }
@@ -141,7 +144,7 @@ fn a_unit_somebody_stopped_comes_back_with_reconcile() {
     let systemd = Systemd::start();
     let node = node(&systemd);
     node.call("ADD").expect_ok();
-    systemd.sh(&format!("systemctl stop {}", node.files().unit()));
+    systemd.sh(&format!("systemctl stop {}", node.files().units()[0]));
     assert_eq!(systemd.units(), "");
     let mut reconcile = Command::new(crate::harness::PLUGIN);
     reconcile.arg("reconcile").arg(node.entry["stateDir"].as_str().unwrap());

@@ -57,7 +57,15 @@ fn main() -> ExitCode {
         );
         return ExitCode::from(2);
     };
-    match tunnel::serve(Path::new(launch)) {
+    let predecessor = match flags.value("take-over").map(str::parse) {
+        None => None,
+        Some(Ok(pid)) if pid > 0 => Some(pid),
+        Some(_) => {
+            eprintln!("nebula-cni-instance: --take-over needs the number of a process");
+            return ExitCode::from(2);
+        }
+    };
+    match tunnel::serve(Path::new(launch), predecessor) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             notify::start_error(&error.to_start_error());
@@ -96,6 +104,11 @@ certificate, and moves packets until the pod is gone or SIGTERM arrives. Logs to
 
 const FLAGS: &[Flag] = &[
     Flag { name: "launch", takes_value: true, help: "Launch file that the CNI plugin wrote" },
+    Flag {
+        name: "take-over",
+        takes_value: true,
+        help: "Take over from this process, the running instance with the same launch file, if it still runs",
+    },
     Flag { name: "status", takes_value: true, help: "Print the status (JSON) of the instance with this launch file" },
     Flag {
         name: "labels",

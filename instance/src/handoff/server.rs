@@ -52,12 +52,14 @@ struct Client {
 pub(crate) struct Nobody;
 
 impl HandoffServer {
-    /// Binds `name` in the network namespace of the calling thread. The serving thread calls `confine` first.
+    /// Serves the clients of a listener, see [`listen`]. The serving thread calls `confine` first.
     ///
     /// # Errors
-    /// Returns an error if the name is taken or the thread cannot be started.
-    pub(crate) fn open(name: &str, confine: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<Self> {
-        let listener = listen(name)?;
+    /// Returns an error if the thread cannot be started.
+    pub(crate) fn start(
+        listener: UnixListener,
+        confine: impl FnOnce() -> io::Result<()> + Send + 'static,
+    ) -> io::Result<Self> {
         let server = Self { shared: Arc::default() };
         let shared = Arc::clone(&server.shared);
         let accept = move || match confine() {
@@ -112,7 +114,11 @@ impl Shared {
     }
 }
 
-fn listen(name: &str) -> io::Result<UnixListener> {
+/// Binds `name` in the network namespace of the calling thread.
+///
+/// # Errors
+/// Returns an error if the name is taken.
+pub(crate) fn listen(name: &str) -> io::Result<UnixListener> {
     let address = handoff::address(name)?;
     let mut tries = MAX_BIND_TRIES;
     loop {
@@ -281,7 +287,7 @@ mod tests {
     #[test]
     fn the_name_is_taken_once_and_the_first_holds_it() {
         let name = name("once");
-        let _server = HandoffServer::open(&name, || Ok(())).unwrap();
+        let _server = HandoffServer::start(listen(&name).unwrap(), || Ok(())).unwrap();
         assert_eq!(
             UnixListener::bind_addr(&handoff::address(&name).unwrap()).unwrap_err().kind(),
             io::ErrorKind::AddrInUse
@@ -291,7 +297,7 @@ mod tests {
     #[test]
     fn a_reason_goes_to_the_client_it_is_about_and_the_certificate_to_all() {
         let name = name("all");
-        let server = HandoffServer::open(&name, || Ok(())).unwrap();
+        let server = HandoffServer::start(listen(&name).unwrap(), || Ok(())).unwrap();
         let mut stranger = come(&name, "guessed");
         let mut round = Vec::new();
         assert_eq!(next(&server, &mut round), "guessed");
@@ -307,7 +313,7 @@ mod tests {
     #[test]
     fn a_certificate_that_was_not_taken_waits_and_a_renewed_one_takes_its_place() {
         let name = name("again");
-        let server = HandoffServer::open(&name, || Ok(())).unwrap();
+        let server = HandoffServer::start(listen(&name).unwrap(), || Ok(())).unwrap();
         let mut init = come(&name, "genuine");
         next(&server, &mut Vec::new());
         server.deliver(delivery("first"));
@@ -321,7 +327,7 @@ mod tests {
     #[test]
     fn garbage_and_too_many_of_one_user_are_sent_away() {
         let name = name("garbage");
-        let server = HandoffServer::open(&name, || Ok(())).unwrap();
+        let server = HandoffServer::start(listen(&name).unwrap(), || Ok(())).unwrap();
         let mut odd = UnixStream::connect_addr(&handoff::address(&name).unwrap()).unwrap();
         odd.write_all(b"GET /token HTTP/1.1\r\n\r\n").unwrap();
         assert!(hear(&mut BufReader::new(odd)).is_none());

@@ -27,6 +27,7 @@ use nix::unistd::Pid;
 use rustix::thread::CapabilitySet;
 use serde_json::json;
 
+use crate::handover::new::{self, Committed, Takeover};
 use crate::host::account::Account;
 use crate::host::control::{ControlService, ControlSockets, Facts, RemovedAtEnd};
 use crate::host::housekeeping::Housekeeping;
@@ -37,8 +38,7 @@ use crate::host::stored::{Device, Stored};
 use crate::host::subnets::Subnets;
 use crate::host::system_routes::{self, Overlay};
 use crate::host::unmet::Unmet;
-use crate::host::upgrade::old::{self, Upgrade};
-use crate::host::upgrade::takeover::{self, Committed, Takeover};
+use crate::host::upgrade::upgrade::{Outcome as UpgradeOutcome, Upgrade};
 use crate::metrics::{Handshakes, Metrics, Repairs};
 use crate::overlay::idle;
 use crate::overlay::lan;
@@ -48,7 +48,7 @@ use crate::overlay::link::{self, OverlayLink};
 #[derive(Debug)]
 pub struct Before {
     passed: io::Result<Vec<Passed>>,
-    takeover: Result<Option<Takeover>, takeover::Error>,
+    takeover: Result<Option<Takeover>, new::Error>,
 }
 
 impl Before {
@@ -66,7 +66,7 @@ impl Before {
 /// Returns an error if the node could not start, or if a device failed for good.
 pub fn serve(loaded: Loaded, before: Before) -> Result<(), Error> {
     let Before { passed, takeover } = before;
-    let not_taken = |error: takeover::Error| Error::Start { message: "Failed to take over", cause: error.to_string() };
+    let not_taken = |error: new::Error| Error::Start { message: "Failed to take over", cause: error.to_string() };
     let mut takeover = takeover.map_err(not_taken)?;
     let start = |message| move |error: io::Error| Error::Start { message, cause: errno::text(&error) };
     let signals = Signals::block().map_err(start("Failed to set up signal handling"))?;
@@ -136,7 +136,7 @@ pub fn serve(loaded: Loaded, before: Before) -> Result<(), Error> {
         Ended::DeviceGone => Error::Running(gone(&device)),
         Ended::Failed(cause) => Error::Running(cause),
     })?;
-    if upgrade.outcome() == Some(old::Outcome::Failed) {
+    if upgrade.outcome() == Some(UpgradeOutcome::Failed) {
         return Err(Error::Running("no other program took over, and this one has stopped".to_owned()));
     }
     tracing::info!(counters = counted(&handle), "Goodbye");
@@ -274,7 +274,10 @@ fn open(
         None => Driver::start(config, tun, sockets, options),
     };
     let driver = driver.map_err(|error| Error::Running(with_causes(&error)))?;
-    committed.into_iter().for_each(Committed::confirm);
+    if let Some(committed) = committed {
+        committed.confirm();
+        committed.await_end();
+    }
     if let Some(link) = &link {
         report_rivals(link);
         lan::report(&settings.tun, &device);

@@ -3,7 +3,7 @@
 
 use std::io::{self, IoSlice};
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,6 +18,7 @@ use nebula_config::log::events;
 use nebula_config::names::{self, NameWatch};
 use nebula_config::{Settings, StaticHosts};
 use nebula_core::firewall::Policy;
+use nebula_core::handover;
 use nebula_core::io::{Driver, Handle, Options, Tun, UdpSocket};
 use nebula_linux::errno;
 use nebula_linux::netns::{Namespace, NamespaceExecutor};
@@ -71,9 +72,26 @@ struct Captured {
     directory: Arc<ClusterDirectory>,
 }
 
+/// A device that exists, or will once the instance before this one has stopped.
+enum Device {
+    Created(Tun),
+    /// All queues. Until it stops, nothing is changed about the device.
+    Inherited(Vec<OwnedFd>),
+}
+
+impl Device {
+    /// Duplicates the descriptors.
+    fn queues(&self) -> io::Result<Vec<OwnedFd>> {
+        match self {
+            Self::Created(tun) => tun.queues().map(|queue| queue.try_clone_to_owned()).collect(),
+            Self::Inherited(queues) => queues.iter().map(OwnedFd::try_clone).collect(),
+        }
+    }
+}
+
 enum State {
     /// Before the first certificate.
-    Unopened { tun: Tun, sockets: Vec<UdpSocket> },
+    Unopened { tun: Device, sockets: Vec<UdpSocket> },
     /// A driver owns both. It keeps running when the certificate expires, so that packets end here and take no other
     /// route.
     Running { handle: Handle, networks: Vec<IpNet>, names: Option<NameWatch> },
@@ -82,16 +100,19 @@ enum State {
 }
 
 impl DataPath {
-    /// Creates the device, which nobody reads yet, and routes the overlay to it.
+    /// Creates the device, which nobody reads yet, and routes the overlay to it; or goes on with the device whose
+    /// queues are `inherited`, once that is opened.
     pub(crate) fn new(
         place: Place,
         spec: &LaunchSpec,
         settings: &Settings,
         underlay: (Vec<UdpSocket>, u16),
         directory: Option<Arc<ClusterDirectory>>,
+        inherited: Option<Vec<OwnedFd>>,
     ) -> Result<Self, Error> {
         let captured = directory.map(|directory| {
-            let equipment = Some(Equipment::collect(spec, &place.pod)?);
+            // Who inherits knows the connections.
+            let equipment = Some(Equipment::collect(spec, &place.pod, inherited.is_none())?);
             Ok(Captured { routes: capture::routes(spec), equipment, directory })
         });
         let captured: Option<Captured> = captured.transpose()?;
@@ -102,7 +123,11 @@ impl DataPath {
         }
         // By its bare name: its directory is the current one.
         let heir = spec.device_socket().file_name().map(PathBuf::from).unwrap_or_default();
-        let (tun, device) = place.create_tun(settings, heir)?;
+        let is_new = inherited.is_none();
+        let (tun, device) = match inherited {
+            None => place.create_tun(settings, heir)?,
+            Some(queues) => place.check_tun(queues, settings, heir)?,
+        };
         let to_device =
             |network: &IpNet| LinkRoute { network: *network, mtu: None, metric: 0, source: None, table: MAIN_TABLE };
         let routes = match &captured {
@@ -110,7 +135,9 @@ impl DataPath {
             None => spec.overlay.iter().map(to_device).collect(),
         };
         let link = OverlayLink { routes, ..OverlayLink::new(&place.device, &settings.tun, Vec::new()) };
-        link.configure(&place.pod).map_err(link_failed)?;
+        if is_new {
+            link.configure(&place.pod).map_err(link_failed)?;
+        }
         let (sockets, port) = underlay;
         let node_address = spec.node_address.filter(|_| spec.renumber);
         let state = State::Unopened { tun, sockets };
@@ -134,12 +161,24 @@ impl DataPath {
         }
     }
 
-    /// Opens the path with the first certificate. `ended` receives the driver's result.
+    /// Duplicates the descriptors of the device and of the sockets, before the path is opened.
+    ///
+    /// # Errors
+    /// Returns an error if there are no descriptors left.
+    pub(crate) fn descriptors(&self) -> io::Result<(Vec<OwnedFd>, Vec<OwnedFd>)> {
+        let State::Unopened { tun, sockets } = &self.state else { return Ok((Vec::new(), Vec::new())) };
+        let sockets = sockets.iter().map(|socket| socket.as_fd().try_clone_to_owned());
+        Ok((tun.queues()?, sockets.collect::<io::Result<_>>()?))
+    }
+
+    /// Opens the path with the first certificate, and with what the instance before this one handed over, if it did.
+    /// `ended` receives the driver's result.
     pub(crate) fn open(
         &mut self,
         identity: &Identity,
         trust: &CaPool,
         settings: &Settings,
+        handed_over: Option<handover::State>,
         ended: impl FnOnce(Result<(), nebula_core::io::Error>) + Send + 'static,
     ) -> Result<(), Error> {
         let State::Unopened { tun, sockets } = std::mem::replace(&mut self.state, State::Lost) else {
@@ -156,16 +195,27 @@ impl DataPath {
         }
         link.routes.extend(self.captured.iter().flat_map(|captured| captured.routes.iter().cloned()));
         let node = self.node_address;
+        let (wanted, routines, offloads) = (self.place.device.clone(), settings.routines, settings.tun.offloads);
         let configured = hand.run("overlay-link", {
             move || {
+                let tun = match tun {
+                    Device::Created(tun) => tun,
+                    Device::Inherited(queues) => {
+                        Tun::adopt(queues, &wanted, routines, offloads).map_err(|source| link::Error::Refused {
+                            device: wanted.clone(),
+                            what: "go on with its queues".to_owned(),
+                            source,
+                        })?
+                    }
+                };
                 link::guard_here(&on_device).and_then(|()| link.configure_here())?;
                 // Without an address there the kernel would send packets with one that no peer accepts.
                 link.withdraw_here(&bare)?;
                 answer_the_node(node, &on_device);
-                Ok(())
+                Ok(tun)
             }
         });
-        configured.map_err(|error| link_failed(error.into()))?.map_err(link_failed)?;
+        let tun = configured.map_err(|error| link_failed(error.into()))?.map_err(link_failed)?;
         // From here on no thread has any capability.
         drop(hand);
         let advertise = names::resolve_once(&settings.advertise);
@@ -182,7 +232,10 @@ impl DataPath {
         {
             equipment.hand_over(&mut config, &mut options, Arc::clone(&captured.directory));
         }
-        let start = move || Driver::start(config, Some(tun), sockets, options);
+        let start = move || match handed_over {
+            Some(state) => Driver::take_over(config, Some(tun), sockets, options, state),
+            None => Driver::start(config, Some(tun), sockets, options),
+        };
         // Starting needs a deep stack, which is freed when its thread ends.
         let start = move || Namespace::Own.run("driver-start", start);
         let started = self.place.underlay.run("driver-start", start).and_then(|started| started);
@@ -304,14 +357,29 @@ impl DataPath {
 }
 
 impl Place {
-    fn create_tun(&self, settings: &Settings, heir: PathBuf) -> Result<(Tun, PodDevice), Error> {
+    fn create_tun(&self, settings: &Settings, heir: PathBuf) -> Result<(Device, PodDevice), Error> {
         let what = || format!("cannot create the tun device {} in the pod", self.device);
         let created = self.pod.run("tun", || {
             let tun = Tun::create(&self.device, settings.routines, settings.tun.offloads)?;
-            let device = PodDevice::hold(&tun, heir)?;
-            Ok((tun, device))
+            let device = PodDevice::hold(tun.name(), tun.hold()?, heir)?;
+            Ok((Device::Created(tun), device))
         });
         created.map_err(|error| Error::set_up(what(), error))?.map_err(|error| Error::set_up_io(what(), error))
+    }
+
+    fn check_tun(
+        &self,
+        queues: Vec<OwnedFd>,
+        settings: &Settings,
+        heir: PathBuf,
+    ) -> Result<(Device, PodDevice), Error> {
+        let what = || format!("cannot go on with the tun device {} in the pod", self.device);
+        let checked = self.pod.run("tun", || {
+            let name = Tun::check_kept(&queues, &self.device, settings.routines)?;
+            let first = queues.first().ok_or(io::ErrorKind::NotFound)?.try_clone()?;
+            Ok((Device::Inherited(queues), PodDevice::hold(&name, first, heir)?))
+        });
+        checked.map_err(|error| Error::set_up(what(), error))?.map_err(|error| Error::set_up_io(what(), error))
     }
 }
 
@@ -354,10 +422,10 @@ pub(crate) struct PodDevice {
 }
 
 impl PodDevice {
-    /// Holds `tun`, which must be in the namespace of the calling thread.
-    pub(crate) fn hold(tun: &Tun, heir: PathBuf) -> io::Result<Self> {
-        let index = interface_index(tun.name()).map_err(io::Error::other)?;
-        Ok(Self { tun: tun.hold()?, index, kernel: Kernel::connect()?, heir })
+    /// Holds the device with this name in the namespace of the calling thread, by one of its queues.
+    pub(crate) fn hold(name: &str, tun: OwnedFd, heir: PathBuf) -> io::Result<Self> {
+        let index = interface_index(name).map_err(io::Error::other)?;
+        Ok(Self { tun, index, kernel: Kernel::connect()?, heir })
     }
 
     /// Hands the device to the heir and waits until it is gone from the namespace. Nobody else may hold it any more.

@@ -16,8 +16,10 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
 
+use crate::handover::channel::Channel;
 use crate::pod::enrolment::Outcome;
 use crate::pod::status_socket::StatusSocket;
+use crate::pod::successor::{self, SuccessorSocket};
 
 /// An event that the owner of the tunnel handles.
 pub(crate) enum Event {
@@ -31,6 +33,9 @@ pub(crate) enum Event {
         answer: Box<Result<TrustAnswer, ca_client::Error>>,
     },
     DriverEnded(Result<(), nebula_core::io::Error>),
+    /// Another instance wants to take over.
+    Successor(Channel),
+    HandedOver(Box<successor::Outcome>),
 }
 
 /// Receives events of other threads, and polls signals, links, the folder of the cluster table and status clients
@@ -45,6 +50,9 @@ pub(crate) struct EventQueue {
     /// Of a captured pod; `None` if it cannot be watched.
     table: Option<FolderWatch>,
     clients: StatusSocket,
+    successors: SuccessorSocket,
+    /// Clients wait: another instance answers them, or this one will again.
+    is_paused: bool,
     /// The last attempt to accept a client failed; the next one waits for [`ACCEPT_RETRY_INTERVAL`].
     accept_failed: bool,
 }
@@ -62,13 +70,30 @@ impl EventQueue {
         links: LinkWatch,
         table: Option<FolderWatch>,
         clients: StatusSocket,
+        successors: SuccessorSocket,
     ) -> io::Result<(Self, EventSender)> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_SEMAPHORE;
         let waiting = Arc::new(EventFd::from_flags(flags).map_err(|error| errno::of_call("eventfd", error))?);
         let (sender, events) = channel();
         let out = EventSender { sender, waiting: Arc::clone(&waiting) };
         let (signals, links) = (Arrived::of(signals)?, Some(links));
-        Ok((Self { events, waiting, signals, links, table, clients, accept_failed: false }, out))
+        let queue = Self {
+            events,
+            waiting,
+            signals,
+            links,
+            table,
+            clients,
+            successors,
+            is_paused: false,
+            accept_failed: false,
+        };
+        Ok((queue, out))
+    }
+
+    /// Whether clients of the status socket wait.
+    pub(crate) fn pause_clients(&mut self, is_paused: bool) {
+        self.is_paused = is_paused;
     }
 
     /// The next event within `timeout`. Accepts clients of the status socket while it waits.
@@ -80,10 +105,16 @@ impl EventQueue {
         if self.waiting.read().is_ok() {
             return self.events.try_recv().ok();
         }
-        let admitted = self.clients.admit();
-        self.accept_failed = admitted.is_err();
+        let admitted = if self.is_paused { Ok(()) } else { self.clients.admit() };
+        let successor = self.successors.admit();
+        self.accept_failed = admitted.is_err() || successor.is_err();
         if let Err(error) = admitted {
             tracing::warn!(%error, "Status socket cannot accept a connection");
+        }
+        match successor {
+            Ok(Some(channel)) => return Some(Event::Successor(channel)),
+            Ok(None) => {}
+            Err(error) => tracing::warn!(%error, "An instance that wants to take over cannot be accepted"),
         }
         if self.table.as_ref().is_some_and(FolderWatch::changed) {
             return Some(Event::TableChanged);
@@ -106,7 +137,8 @@ impl EventQueue {
     fn wait(&self, timeout: Duration) {
         let timeout = if self.accept_failed { timeout.min(ACCEPT_RETRY_INTERVAL) } else { timeout };
         let mut fds = vec![self.signals.as_fd(), self.waiting.as_fd()];
-        fds.extend((!self.accept_failed).then(|| self.clients.as_fd()));
+        fds.extend((!self.accept_failed && !self.is_paused).then(|| self.clients.as_fd()));
+        fds.extend((!self.accept_failed).then(|| self.successors.as_fd()));
         fds.extend(self.links.iter().map(AsFd::as_fd));
         fds.extend(self.table.iter().map(AsFd::as_fd));
         let mut fds: Vec<_> = fds.into_iter().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
@@ -142,7 +174,8 @@ mod tests {
     fn queue(folder: &tempfile::TempDir) -> (EventQueue, EventSender) {
         let clients = StatusSocket::open(&folder.path().join("status.sock"), waiting()).unwrap();
         let table = FolderWatch::new(folder.path(), None).unwrap();
-        EventQueue::new(Signals::block().unwrap(), LinkWatch::new().unwrap(), Some(table), clients).unwrap()
+        let successors = SuccessorSocket::open(&folder.path().join("successor.sock")).unwrap();
+        EventQueue::new(Signals::block().unwrap(), LinkWatch::new().unwrap(), Some(table), clients, successors).unwrap()
     }
 
     #[test]

@@ -1,28 +1,26 @@
-//! The certificate and key of a pod in the hands of systemd, so that an instance that starts again goes on with them:
-//! without asking the CA, and in flow "init" without an init container, which has long ended. They are in memory only,
-//! in a file without a name that systemd's descriptor store holds while the unit lives, and never on a disk.
+//! The certificate and key of a pod for the next instance, which goes on with them: without asking the CA, and in flow
+//! "init" without an init container, which has long ended. They are in memory only, in a file without a name, and never
+//! on a disk. An instance hands the file over to the one that takes over from it; systemd's descriptor store holds it
+//! while the unit lives, for one that starts again.
 
 use std::env;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use aws_lc_rs::digest::{SHA256, digest};
 use nebula_cert::issuance::{Reply, Trust};
 use nebula_cert::{Identity, PrivateKey, UnixTime};
 use nebula_enrolment::ca_client::{Issued, accept};
 use nebula_linux::descriptors::take_passed;
-use nebula_linux::notify;
+use nebula_linux::{errno, notify};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 use zeroize::{Zeroize, Zeroizing};
 
-/// The file, and what is in it.
+/// The file.
 #[derive(Debug)]
-pub(crate) struct Kept {
-    file: File,
-    latest: Option<Contents>,
-}
+pub(crate) struct Kept(File);
 
 #[derive(Serialize, Deserialize)]
 struct Contents {
@@ -33,18 +31,35 @@ struct Contents {
 }
 
 impl Kept {
-    /// Opens the file of the instance before this one, or makes one. `None` if there is no service manager that would
-    /// hold it, or it refuses to.
-    pub(crate) fn open() -> Option<Self> {
+    /// Goes on with the file of the instance before this one, which it handed over or left in the service manager's
+    /// store, or makes one.
+    ///
+    /// # Errors
+    /// Returns an error if no file can be made.
+    pub(crate) fn open(handed_over: Option<OwnedFd>) -> io::Result<Self> {
         // Other supervisors of instances give them no environment.
-        env::var_os("INVOCATION_ID")?;
-        let file = match handed_over() {
-            Some(file) => Ok(file),
-            None => create(),
+        let has_store = env::var_os("INVOCATION_ID").is_some();
+        let stored = stored().filter(|_| has_store);
+        let is_stored = stored.is_some() && handed_over.is_none();
+        let file = match handed_over.map(File::from).or(stored) {
+            Some(file) => file,
+            None => File::from(memfd_create(NAME, MFdFlags::MFD_CLOEXEC)?),
         };
-        file.inspect_err(|error| tracing::debug!(%error, "The certificate is not kept over a restart"))
-            .ok()
-            .map(|file| Self { file, latest: None })
+        if has_store
+            && !is_stored
+            && let Err(error) = notify::unstore(NAME).and_then(|()| notify::store(&[file.as_fd()], NAME))
+        {
+            tracing::debug!(error = errno::text(&error), "The certificate is not kept over a restart");
+        }
+        Ok(Self(file))
+    }
+
+    /// A duplicate of the file.
+    ///
+    /// # Errors
+    /// Returns an error if there is no descriptor left.
+    pub(crate) fn file(&self) -> io::Result<File> {
+        self.0.try_clone()
     }
 
     /// What the instance before this one had, if it is still valid.
@@ -54,31 +69,30 @@ impl Kept {
         let issued = accept(&contents.reply, key, now).inspect_err(|error| {
             tracing::info!(%error, "The certificate of the instance before this one is of no use any more");
         });
-        self.latest = Some(contents);
         issued.ok()
     }
 
     /// Keeps a certificate.
     pub(crate) fn put(&mut self, identity: &Identity, reply: Reply) {
-        self.latest = Some(Contents { key: identity.private_key().to_pem().to_string(), reply });
-        self.write();
+        self.write(&Contents { key: identity.private_key().to_pem().to_string(), reply });
     }
 
     /// Keeps the trust beside the certificate, so that nobody who is blocked is accepted after a restart.
     pub(crate) fn put_trust(&mut self, trust: &Trust) {
-        let Some(Contents { reply, .. }) = &mut self.latest else { return };
+        let Some(mut contents) = self.read() else { return };
+        let reply = &mut contents.reply;
         (reply.ca, reply.blocklist) = (trust.ca.clone(), trust.blocklist.clone());
         reply.lighthouses = trust.lighthouses.clone();
         reply.renewal_key = trust.renewal_key.clone().or_else(|| reply.renewal_key.take());
-        self.write();
+        self.write(&contents);
     }
 
     fn read(&mut self) -> Option<Contents> {
-        self.file.seek(SeekFrom::Start(0)).ok()?;
-        let length = usize::try_from(self.file.metadata().ok()?.len()).ok()?.min(MAX_CONTENTS);
+        self.0.seek(SeekFrom::Start(0)).ok()?;
+        let length = usize::try_from(self.0.metadata().ok()?.len()).ok()?.min(MAX_CONTENTS);
         // A little more, so that the library need not grow it, which would leave a copy behind.
         let mut bytes = Zeroizing::new(Vec::with_capacity(length + 64));
-        (&self.file).take(MAX_CONTENTS as u64).read_to_end(&mut bytes).ok()?;
+        (&self.0).take(MAX_CONTENTS as u64).read_to_end(&mut bytes).ok()?;
         let (hash, rest) = bytes.split_at_checked(HASH_BYTES)?;
         let (length, rest) = rest.split_at_checked(LENGTH_BYTES)?;
         let length = usize::try_from(u64::from_le_bytes(length.try_into().ok()?)).ok()?;
@@ -87,13 +101,12 @@ impl Kept {
         (digest(&SHA256, text).as_ref() == hash).then(|| serde_json::from_slice(text).ok())?
     }
 
-    fn write(&mut self) {
-        let Some(contents) = &self.latest else { return };
+    fn write(&mut self, contents: &Contents) {
         // What does not fit takes the place of what is there, too: an older blocklist must not come back.
         let bytes = encode(contents);
-        let written = self.file.seek(SeekFrom::Start(0)).and_then(|_| match &bytes {
-            Ok(bytes) => self.file.write_all(bytes),
-            Err(_) => self.file.write_all(&[0; HASH_BYTES + LENGTH_BYTES]),
+        let written = self.0.seek(SeekFrom::Start(0)).and_then(|_| match &bytes {
+            Ok(bytes) => self.0.write_all(bytes),
+            Err(_) => self.0.write_all(&[0; HASH_BYTES + LENGTH_BYTES]),
         });
         let written = written.and_then(|()| bytes.map(drop));
         if let Err(error) = written {
@@ -132,15 +145,9 @@ impl std::fmt::Debug for Contents {
 }
 
 /// The file that systemd hands to an instance that it starts again.
-fn handed_over() -> Option<File> {
+fn stored() -> Option<File> {
     let passed = take_passed().inspect_err(|error| tracing::debug!(%error, "Nothing is taken from systemd")).ok()?;
     passed.into_iter().find(|passed| passed.name == NAME).map(|passed| passed.file.into())
-}
-
-fn create() -> io::Result<File> {
-    let file = File::from(memfd_create(NAME, MFdFlags::MFD_CLOEXEC)?);
-    notify::store(&[file.as_fd()], NAME)?;
-    Ok(file)
 }
 
 const NAME: &str = "identity";
@@ -174,7 +181,7 @@ mod tests {
     }
 
     fn kept(file: &File) -> Kept {
-        Kept { file: file.try_clone().unwrap(), latest: None }
+        Kept(file.try_clone().unwrap())
     }
 
     #[test]
@@ -190,7 +197,6 @@ mod tests {
 
         // Blocked meanwhile.
         let mut first = kept(&file);
-        first.take(now).unwrap();
         let blocklist = vec![identity.primary().fingerprint().to_string()];
         first.put_trust(&Trust { ca: reply.ca, blocklist, renewal_key: None, lighthouses: Default::default() });
         assert!(kept(&file).take(now).is_none());

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,6 +12,7 @@ use nebula_linux::errno;
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::pod::error::{Cause, Error};
+use crate::pod::predecessor::is_same_file;
 
 /// A launch file in use. A second instance of the same pod waits briefly for this value to be dropped.
 #[derive(Debug)]
@@ -18,10 +20,40 @@ pub struct Launch {
     /// Its contents.
     pub spec: LaunchSpec,
     /// Held while the pod is served.
-    pub(crate) lock: Flock<File>,
+    pub(crate) lock: Lock,
+}
+
+/// The lock of a launch file.
+#[derive(Debug)]
+pub(crate) enum Lock {
+    /// Ends with this value.
+    Claimed(Flock<File>),
+    /// That of the instance before this one: it ends when neither of them has the file open any more.
+    Inherited(File),
+}
+
+impl Lock {
+    /// Duplicates the open file.
+    pub(crate) fn file(&self) -> std::io::Result<File> {
+        match self {
+            Self::Claimed(lock) => lock.try_clone(),
+            Self::Inherited(file) => file.try_clone(),
+        }
+    }
 }
 
 impl Launch {
+    /// Goes on with the lock of the instance before this one, which it holds until this one serves.
+    ///
+    /// # Errors
+    /// Returns an error if that is not the lock of the file at `path`.
+    pub(crate) fn inherit(path: &Path, spec: LaunchSpec, lock: OwnedFd) -> std::io::Result<Self> {
+        if !is_same_file(&launch::open(path)?, &lock)? {
+            return Err(std::io::Error::other("it has locked another launch file"));
+        }
+        Ok(Self { spec, lock: Lock::Inherited(lock.into()) })
+    }
+
     /// Reads the file and locks it, so that no other instance serves it.
     ///
     /// # Errors
@@ -32,7 +64,7 @@ impl Launch {
         let mut file = File::open(path).map_err(|error| refuse(errno::Plain(error).into()))?;
         for _ in 0..MAX_LOCK_TRIES {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-                Ok(lock) => return Ok(Self { spec, lock }),
+                Ok(lock) => return Ok(Self { spec, lock: Lock::Claimed(lock) }),
                 Err((back, nix::errno::Errno::EWOULDBLOCK)) => file = back,
                 Err((_, errno)) => return Err(refuse(format!("cannot lock it: {}", errno.desc()).into())),
             }
@@ -53,7 +85,7 @@ pub(crate) struct OpenLaunch {
 impl OpenLaunch {
     /// Keeps the file of `launch`, read from `path`, open.
     pub(crate) fn of(launch: &Launch, path: &Path) -> std::io::Result<Self> {
-        Ok(Self { file: launch.lock.try_clone()?, path: path.to_owned() })
+        Ok(Self { file: launch.lock.file()?, path: path.to_owned() })
     }
 
     /// Reads it again. Returns the contract and its [`hash`](contract_hash).

@@ -189,6 +189,7 @@ impl Snapshot {
         };
         instance_status::Status {
             pid: i32::try_from(std::process::id()).ok(),
+            version: Some(env!("CARGO_PKG_VERSION").to_owned()),
             tunnels: self.tunnels.iter().take(MAX_TUNNELS).map(tunnel).collect(),
             trouble: self.diagnosis.as_ref().map(|(now, diagnosis)| trouble(*now, diagnosis)),
             table: self.table.as_ref().map(|table| cluster_table(table, self.table_age)),

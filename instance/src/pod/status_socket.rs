@@ -2,7 +2,7 @@
 //! client that sends no request gets the bare document.
 
 use std::io::{ErrorKind, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,12 +29,13 @@ pub fn ask(path: &Path) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// A listening status socket. Dropping it removes the file.
+/// A listening status socket. Dropping it removes the file, if it made that.
 #[derive(Debug)]
 pub struct StatusSocket {
     listener: UnixListener,
     status: Shared,
-    path: PathBuf,
+    /// Of its file, if this instance made it.
+    path: Option<PathBuf>,
     /// One reference per client, plus this one.
     clients: Arc<()>,
 }
@@ -55,7 +56,12 @@ impl StatusSocket {
         umask(before);
         let listener = listener?;
         listener.set_nonblocking(true)?;
-        Ok(Self { listener, status, path: path.to_owned(), clients: Arc::new(()) })
+        Ok(Self { listener, status, path: Some(path.to_owned()), clients: Arc::new(()) })
+    }
+
+    /// Goes on with the listener of the instance before this one.
+    pub(crate) fn of(listener: OwnedFd, status: Shared) -> Self {
+        Self { listener: listener.into(), status, path: None, clients: Arc::new(()) }
     }
 
     /// Accepts the next client, if there is one, and answers it on a thread of its own. Clients beyond the limit are
@@ -93,7 +99,9 @@ impl AsFd for StatusSocket {
 impl Drop for StatusSocket {
     fn drop(&mut self) {
         // The next instance creates its own file only after this one has released the launch file.
-        let _ = std::fs::remove_file(&self.path);
+        if let Some(path) = &self.path {
+            let _ = std::fs::remove_file(path);
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! The instance of one pod: drives the certificate's life cycle, the trust watch and the data path.
 
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,6 +14,7 @@ use nebula_cni_contract::launch::{Flow, LaunchSpec, Mode, Underlay};
 use nebula_config::log;
 use nebula_config::reloaded;
 use nebula_config::{Settings, Value};
+use nebula_core::handover;
 use nebula_enrolment::ca_client::life_cycle::{
     Closing, Failure, Install, LifeCycle, Moment, Now, Standing, Start, Step, moment,
 };
@@ -21,6 +24,7 @@ use nebula_linux::capabilities;
 use nebula_linux::clock;
 use nebula_linux::confinement;
 use nebula_linux::confinement::{Confinement, Missing};
+use nebula_linux::descriptors::Passed;
 use nebula_linux::memory;
 use nebula_linux::netns::{self, Namespace, NamespaceExecutor, Presence};
 use nebula_linux::notify;
@@ -29,7 +33,9 @@ use nebula_linux::signals::{Signal, Signals, go_name};
 use rustix::thread::CapabilitySet;
 
 use crate::handoff;
-use crate::handoff::server::HandoffServer;
+use crate::handoff::server::{self, HandoffServer};
+use crate::handover::channel::Channel;
+use crate::handover::old::Source;
 use crate::overlay::link;
 use crate::pod::capture::{Capture, LOOK_INTERVAL};
 use crate::pod::data_path::{DataPath, Place, spawn};
@@ -38,18 +44,21 @@ use crate::pod::error::Error;
 use crate::pod::events::{Event, EventQueue, EventSender};
 use crate::pod::isolation;
 use crate::pod::kept::Kept;
-use crate::pod::launch_file::{Launch, OpenLaunch};
+use crate::pod::launch_file::{self, Launch, OpenLaunch};
 use crate::pod::lighthouses::Configured;
+use crate::pod::predecessor::{Descriptors, Predecessor};
 use crate::pod::status::{Shared, Status};
 use crate::pod::status_socket::StatusSocket;
+use crate::pod::successor::{self, SuccessorSocket};
 use crate::pod::underlay;
 
-/// Serves the pod of a launch file until it is gone, a signal asks to stop, or something fails.
+/// Serves the pod of a launch file until it is gone, a signal asks to stop, another instance takes over, or something
+/// fails. If `predecessor` is the process of an instance of the pod, this one takes over from it.
 ///
 /// # Errors
 /// See [`Error`]. Everything created is removed again, except the routes and rules that keep packets for the overlay
 /// from leaving in the clear.
-pub fn serve(launch: &Path) -> Result<(), Error> {
+pub fn serve(launch: &Path, predecessor: Option<i32>) -> Result<(), Error> {
     confinement::hide_memory().map_err(set_up("cannot hide the memory of this process"))?;
     let wanted = capabilities::FOR_SET_UP | capabilities::FOR_CAPTURE;
     capabilities::keep(wanted).map_err(set_up("cannot give up capabilities"))?;
@@ -61,7 +70,10 @@ pub fn serve(launch: &Path) -> Result<(), Error> {
     let _ = nix::unistd::setsid();
     // Set-up needs a deep stack; on a thread of its own, that memory is freed when the thread ends.
     let started = Namespace::Own.run("start", || {
-        let claimed = Launch::claim(launch)?;
+        let (claimed, predecessor) = match predecessor {
+            Some(pid) => inherit(launch, pid)?,
+            None => (Launch::claim(launch)?, None),
+        };
         let contract = OpenLaunch::of(&claimed, launch).map_err(set_up("cannot keep the launch file open"))?;
         let Launch { spec, lock: only_one } = claimed;
         if spec.capture.is_none() {
@@ -72,7 +84,8 @@ pub fn serve(launch: &Path) -> Result<(), Error> {
         log::start(settings.logging, log::Output::Stderr);
         settings.remarks.iter().for_each(|remark| tracing::warn!("{remark}"));
         let confinement = Confinement::of(&spec);
-        let (pod, events) = start(spec, contract, settings, signals, &confinement)?;
+        let lock = only_one.file().map_err(set_up("cannot keep the launch file open"))?;
+        let (pod, events) = start(spec, (contract, lock), settings, signals, &confinement, predecessor)?;
         Ok((pod, events, only_one, confinement.prepare()))
     });
     let (mut pod, mut events, only_one, sandbox) = started.map_err(|error| Error::set_up("pod", error))??;
@@ -81,25 +94,51 @@ pub fn serve(launch: &Path) -> Result<(), Error> {
     if missing != Missing::default() {
         tracing::warn!(missing = missing.names(), "This kernel does not offer all that would confine the instance");
     }
-    if !pod.is_awaited {
+    if !pod.is_awaited && pod.predecessor.is_none() {
         // In the init flow, the kubelet starts the init container only after this.
         notify::ready();
     }
     let result = pod.run(&mut events);
+    if let Ok(Ended::HandedOver) = result {
+        // Everything belongs to another process now: nothing is closed in an orderly way, unlocked or removed.
+        std::process::exit(0);
+    }
     // The pod's next instance may start once nothing of this one is left.
     drop(pod);
     drop(events);
     drop(only_one);
-    result
+    result.map(drop)
 }
 
-/// Does everything that needs privileges, except what depends on the first certificate.
+/// How an instance ended.
+enum Ended {
+    Stopped,
+    /// Another one serves the pod.
+    HandedOver,
+}
+
+/// The launch file with the lock of the instance from which this one takes over, and that instance. Without one, this
+/// is a start like any other: the service manager repeats it after a crash.
+fn inherit(launch: &Path, pid: i32) -> Result<(Launch, Option<(Predecessor, Descriptors)>), Error> {
+    let spec = launch_file::read(launch)?;
+    let Some((mut predecessor, mut descriptors)) = Predecessor::find(&spec.successor_socket(), pid)? else {
+        return Ok((Launch::claim(launch)?, None));
+    };
+    let lock = descriptors.lock.take().ok_or(std::io::ErrorKind::NotFound.into());
+    let inherited = lock.and_then(|lock| Launch::inherit(launch, spec, lock));
+    let launch = inherited.map_err(|error| predecessor.refuse(&error))?;
+    Ok((launch, Some((predecessor, descriptors))))
+}
+
+/// Does everything that needs privileges, except what depends on the first certificate. The instance before this one, if
+/// there is one, serves meanwhile.
 fn start(
     spec: LaunchSpec,
-    contract: OpenLaunch,
+    (contract, lock): (OpenLaunch, File),
     settings: Settings,
     signals: Signals,
     confinement: &Confinement,
+    predecessor: Option<(Predecessor, Descriptors)>,
 ) -> Result<(Box<PodTunnel>, EventQueue), Error> {
     let namespace = Namespace::At { path: spec.target.netns.clone(), id: spec.target.netns_id };
     let refused = |error: netns::Error| Error::set_up("pod", error);
@@ -113,15 +152,23 @@ fn start(
     // reach it by its path.
     let room = spec.status_socket.parent().unwrap_or_else(|| Path::new("/"));
     std::env::set_current_dir(room).map_err(set_up(&format!("cannot work in {}", room.display())))?;
-    let (sockets, place_of_sockets) = match spec.underlay {
-        Underlay::Host => (underlay::bind(&spec, &settings, &Namespace::Own)?, NamespaceExecutor::Here),
-        Underlay::Pod => (underlay::bind(&spec, &settings, &namespace)?, in_pod()?),
+    let (predecessor, inherited) = predecessor.unzip();
+    let inherited = inherited.unwrap_or_default();
+    let (outside, place_of_sockets) = match spec.underlay {
+        Underlay::Host => (&Namespace::Own, NamespaceExecutor::Here),
+        Underlay::Pod => (&namespace, in_pod()?),
+    };
+    let sockets = match inherited.udp {
+        None => underlay::bind(&spec, &settings, outside)?,
+        Some(sockets) => underlay::adopt(sockets, &spec, &settings, outside)
+            .map_err(set_up("cannot go on with the sockets of the instance before this one"))?,
     };
     let init = match spec.flow {
         // Opened before any program of the pod runs, so that none of them can take the name while this instance lives.
-        Flow::Init => Some(open_handoff(&namespace, confinement)?),
+        Flow::Init => Some(open_handoff(&namespace, confinement, inherited.init)?),
         Flow::Node => None,
     };
+    let (init, init_listener) = init.unzip();
     let mut client = CaClient::new(spec.ca.clone(), place_of_sockets.clone());
     let shows_token = spec.flow == Flow::Node || spec.provisional;
     client.hold_files(shows_token).map_err(|error| Error::Misconfigured(error.to_string()))?;
@@ -132,19 +179,32 @@ fn start(
     let behind_hosts = settings.tun.routes.subnets.iter().map(|subnet| subnet.route.network);
     let overlay: Vec<_> = spec.overlay.iter().copied().chain(behind_hosts).collect();
     let capture = spec.capture.as_ref().map(|capture| Capture::open(capture, &overlay));
-    let path = DataPath::new(place, &spec, &settings, sockets, capture.as_ref().map(Capture::directory))?;
+    let directory = capture.as_ref().map(Capture::directory);
+    let path = DataPath::new(place, &spec, &settings, sockets, directory, inherited.tun)?;
     let mut status = Status::new(&spec, port);
     status.settings.contract = contract.read()?.1;
     status.settings.device_mtu = Some(settings.tun.device_mtu());
     status.table = capture.as_ref().map(Capture::report);
     let status = Arc::new(Mutex::new(status));
-    let clients = StatusSocket::open(in_room(&spec.status_socket), Arc::clone(&status))
-        .map_err(set_up(&format!("cannot make the status socket {}", spec.status_socket.display())))?;
+    let clients = match inherited.status {
+        Some(listener) => StatusSocket::of(listener, Arc::clone(&status)),
+        None => StatusSocket::open(in_room(&spec.status_socket), Arc::clone(&status))
+            .map_err(set_up(&format!("cannot make the status socket {}", spec.status_socket.display())))?,
+    };
+    let successor_socket = spec.successor_socket();
+    let successors = match inherited.successor {
+        Some(listener) => SuccessorSocket::of(listener),
+        None => SuccessorSocket::open(in_room(&successor_socket))
+            .map_err(set_up(&format!("cannot make the socket {}", successor_socket.display())))?,
+    };
+    let kept = Kept::open(inherited.identity).map_err(set_up("cannot keep the certificate in memory"))?;
+    let descriptors = descriptors(&path, &clients, &successors, &kept, lock, init_listener);
+    let descriptors = descriptors.map_err(set_up("cannot keep descriptors for the next instance"))?;
     let table = capture.as_ref().and_then(|capture| capture.watch(spec.user));
     let polls_table = capture.is_some() && table.is_none();
-    let events = EventQueue::new(signals, watch_links(&namespace)?, table, clients);
+    let events = EventQueue::new(signals, watch_links(&namespace)?, table, clients, successors);
     let (events, reports) = events.map_err(set_up("cannot wait for signals"))?;
-    let is_awaited = spec.flow == Flow::Node && spec.mode == Mode::Strict;
+    let is_awaited = spec.flow == Flow::Node && spec.mode == Mode::Strict && predecessor.is_none();
     let start = if is_awaited { Start::Within(Duration::from_secs(spec.budget_seconds)) } else { Start::Whenever };
     let clock = Clock::start();
     let pod = PodTunnel {
@@ -166,7 +226,12 @@ fn start(
         status,
         reports,
         client,
-        kept: Kept::open(),
+        kept,
+        is_provisional: false,
+        predecessor,
+        inherited: None,
+        descriptors: Arc::new(descriptors),
+        handover: Handover::None,
     };
     Ok((Box::new(pod), events))
 }
@@ -199,7 +264,27 @@ struct PodTunnel {
     /// Whether nothing tells that the cluster table was replaced.
     polls_table: bool,
     /// Where the next instance of this pod finds the certificate.
-    kept: Option<Kept>,
+    kept: Kept,
+    is_provisional: bool,
+    /// The instance that serves until this one takes over.
+    predecessor: Option<Predecessor>,
+    /// What that one handed over, until the path is open.
+    inherited: Option<handover::State>,
+    /// For the next instance.
+    descriptors: Arc<Vec<Passed>>,
+    handover: Handover,
+}
+
+/// How far another instance has taken over from this one.
+enum Handover {
+    None,
+    UnderWay,
+    /// This instance has stopped, and the other one does not serve.
+    Stopped {
+        state: handover::State,
+        /// As uptime.
+        since: Duration,
+    },
 }
 
 /// Reads both clocks.
@@ -219,17 +304,12 @@ impl Clock {
 /// The methods that the loop calls are not inlined: their locals would be part of the frame that waits, which was 16
 /// KiB of private memory more for each pod.
 impl PodTunnel {
-    fn run(&mut self, events: &mut EventQueue) -> Result<(), Error> {
+    fn run(&mut self, events: &mut EventQueue) -> Result<Ended, Error> {
         let mut gone_since = None;
         let mut release_memory_at = None;
         // A namespace loses its links before it disappears, so a change of links makes the checks more frequent.
         let mut fast_checks_until = Duration::ZERO;
-        let now = unix_seconds(self.clock.now().wall);
-        let kept = self.kept.as_mut().and_then(|kept| kept.take(now));
-        if let Some(issued) = kept.filter(|issued| self.contradiction(issued.identity.networks()).is_none()) {
-            tracing::info!("Going on with the certificate of the instance before this one");
-            self.install(issued, false)?;
-        }
+        self.begin()?;
         // It may have been replaced before its folder was watched.
         self.look_at_table();
         loop {
@@ -255,13 +335,22 @@ impl PodTunnel {
             let [trust, tidy] =
                 [self.trust.deadline(), release_memory_at].map(|at| Some(at?.saturating_sub(now.uptime)));
             let table = self.polls_table.then_some(LOOK_INTERVAL);
+            if let Handover::Stopped { since, .. } = self.handover
+                && now.uptime >= since + STOPPED_FOR
+            {
+                return Err(Error::Broken("it was handed over to an instance that ended, and to no other".into()));
+            }
             let wait = [self.life.idle(now), trust, tidy, table].into_iter().flatten().fold(look, Duration::min);
             match events.next(wait) {
                 Some(Event::Signal(Signal::SIGHUP)) => self.reload(),
                 Some(Event::Signal(signal)) => {
                     tracing::info!(signal = go_name(signal), "Caught signal, shutting down");
+                    if matches!(self.handover, Handover::UnderWay) {
+                        // Another instance may serve already.
+                        return Ok(Ended::HandedOver);
+                    }
                     self.stop(events);
-                    return Ok(());
+                    return Ok(Ended::Stopped);
                 }
                 Some(Event::TableChanged) => self.look_at_table(),
                 Some(Event::LinksChanged) => fast_checks_until = self.clock.now().uptime + FAST_CHECKS_FOR,
@@ -271,6 +360,18 @@ impl PodTunnel {
                 }
                 Some(Event::Trust { asked, answer }) => {
                     self.told_whom_to_trust(asked, *answer);
+                    release_memory_at = Some(self.clock.now().uptime + RELEASE_MEMORY_AFTER);
+                }
+                Some(Event::Successor(channel)) => self.hand_over(channel)?,
+                // Another instance answers them from here on.
+                Some(Event::DriverEnded(Ok(()))) if matches!(self.handover, Handover::UnderWay) => {
+                    events.pause_clients(true);
+                }
+                Some(Event::HandedOver(outcome)) => {
+                    if self.handed_over(*outcome)? {
+                        return Ok(Ended::HandedOver);
+                    }
+                    events.pause_clients(false);
                     release_memory_at = Some(self.clock.now().uptime + RELEASE_MEMORY_AFTER);
                 }
                 Some(Event::DriverEnded(result)) => {
@@ -286,11 +387,79 @@ impl PodTunnel {
                 // This instance must end: its open tun would keep the namespace, its links and the pod's address alive.
                 tracing::info!("The pod's network namespace is gone, ending");
                 self.stop(events);
-                return Ok(());
+                return Ok(Ended::Stopped);
             } else {
                 fast_checks_until = now + FAST_CHECKS_FOR;
             }
         }
+    }
+
+    /// Takes over from the instance before this one, or goes on with the certificate that it left.
+    #[inline(never)]
+    fn begin(&mut self) -> Result<(), Error> {
+        let committed = self.predecessor.take().map(Predecessor::commit).transpose()?;
+        let (committed, inherited) = committed.unzip();
+        self.inherited = inherited.flatten();
+        let now = unix_seconds(self.clock.now().wall);
+        let kept = self.kept.take(now).filter(|issued| self.contradiction(issued.identity.networks()).is_none());
+        match (kept, committed) {
+            (Some(issued), committed) => {
+                tracing::info!("Going on with the certificate of the instance before this one");
+                self.install(issued, false)?;
+                if let Some(committed) = committed {
+                    committed.confirm();
+                    notify::ready();
+                }
+                Ok(())
+            }
+            (None, Some(_)) => Err(Error::Broken("the instance before this one left no certificate".into())),
+            (None, None) => Ok(()),
+        }
+    }
+
+    /// Hands over to the instance at the other end of `channel`, if that is possible now; else it is told by the end
+    /// of the channel.
+    #[inline(never)]
+    fn hand_over(&mut self, channel: Channel) -> Result<(), Error> {
+        let source = match std::mem::replace(&mut self.handover, Handover::UnderWay) {
+            Handover::UnderWay => return Ok(()),
+            Handover::Stopped { state, .. } => Source::Stopped(state),
+            Handover::None => match self.path.handle().filter(|_| self.life.is_open() && !self.is_provisional) {
+                Some(handle) => Source::Running(handle.clone()),
+                None => {
+                    self.handover = Handover::None;
+                    return Ok(());
+                }
+            },
+        };
+        let (descriptors, reports) = (Arc::clone(&self.descriptors), self.reports.clone());
+        spawn("handover", move || {
+            let outcome = successor::hand_over(&channel, source, &descriptors);
+            reports.send(Event::HandedOver(Box::new(outcome)));
+        })
+    }
+
+    /// Whether another instance serves.
+    #[inline(never)]
+    fn handed_over(&mut self, outcome: successor::Outcome) -> Result<bool, Error> {
+        self.handover = Handover::None;
+        match outcome {
+            successor::Outcome::TookOver { version } => {
+                tracing::info!(version, "Another instance has taken over");
+                return Ok(true);
+            }
+            successor::Outcome::GoesOn(failure) => {
+                tracing::warn!(error = %failure, "Another instance did not take over; this one goes on");
+            }
+            successor::Outcome::Stopped(state) => {
+                let why = "it was handed over to an instance that ended";
+                tracing::error!("The tunnel is closed: {why}. Another instance may take over now");
+                self.handover = Handover::Stopped { state, since: self.clock.now().uptime };
+                self.update(|status| status.closed = Some(why));
+            }
+            successor::Outcome::Lost(cause) => return Err(Error::Broken(cause.into())),
+        }
+        Ok(false)
     }
 
     #[inline(never)]
@@ -394,7 +563,7 @@ impl PodTunnel {
         if is_first {
             let reports = self.reports.clone();
             let ended = move |result| reports.send(Event::DriverEnded(result));
-            self.path.open(&identity, &trust, &self.settings, ended)?;
+            self.path.open(&identity, &trust, &self.settings, self.inherited.take(), ended)?;
         } else {
             self.path.swap(identity.clone(), trust);
         }
@@ -407,6 +576,7 @@ impl PodTunnel {
             self.path.reopen(&self.settings);
         }
         self.trust.begin(now.uptime);
+        self.is_provisional = provisional;
         tracing::info!(cert = certificate.name(), networks = ?certificate.networks(), groups = ?certificate.groups(),
             notAfter = certificate.not_after(), provisional, fingerprint = %certificate.fingerprint(), "Certificate in use");
         let handle = self.path.handle().cloned();
@@ -416,9 +586,7 @@ impl PodTunnel {
             notify::status("running with a provisional certificate, waiting for the pod's init container");
             return Ok(());
         }
-        if let Some(kept) = &mut self.kept {
-            kept.put(&identity, reply);
-        }
+        self.kept.put(&identity, reply);
         self.client.ask_as(identity.clone());
         self.enrolment.holds(identity, renewal_key, bundle);
         if is_first && self.is_awaited {
@@ -463,9 +631,7 @@ impl PodTunnel {
             "Trust changed"
         );
         self.etag = Some(news.etag);
-        if let Some(kept) = &mut self.kept {
-            kept.put_trust(&news.answer);
-        }
+        self.kept.put_trust(&news.answer);
         if let Some(networks) = self.path.networks().map(<[_]>::to_vec) {
             self.follow(news.answer.lighthouses, &networks);
         }
@@ -546,6 +712,8 @@ impl PodTunnel {
 
     #[inline(never)]
     fn stop(&mut self, events: &EventQueue) {
+        // The device ends with its last descriptor.
+        self.descriptors = Arc::default();
         let mut is_running = self.path.stop();
         while is_running {
             match events.next_sent(STOP_TIMEOUT) {
@@ -566,15 +734,49 @@ impl PodTunnel {
     }
 }
 
-fn open_handoff(namespace: &Namespace, confinement: &Confinement) -> Result<HandoffServer, Error> {
-    // Bound as root, because init checks the listener's user; the thread that serves it is confined.
+/// Serves the pod's init container; returns a duplicate of the listener, too.
+fn open_handoff(
+    namespace: &Namespace,
+    confinement: &Confinement,
+    inherited: Option<OwnedFd>,
+) -> Result<(HandoffServer, OwnedFd), Error> {
     let sandbox = confinement.prepare();
     let confine = move || sandbox.enter(CapabilitySet::empty()).map(drop);
     let what = "cannot listen for the pod's init container";
-    let handoff_server = namespace
-        .run("handoff", || HandoffServer::open(handoff::NAME, confine))
-        .map_err(|error| Error::set_up(what, error))?;
-    handoff_server.map_err(|error| Error::set_up_io(what, error))
+    let listener = match inherited {
+        Some(listener) => Ok(listener.into()),
+        // Bound as root, because init checks the listener's user; the thread that serves it is confined.
+        None => {
+            namespace.run("handoff", || server::listen(handoff::NAME)).map_err(|error| Error::set_up(what, error))?
+        }
+    };
+    let started = listener.and_then(|listener| {
+        let duplicate = listener.as_fd().try_clone_to_owned()?;
+        Ok((HandoffServer::start(listener, confine)?, duplicate))
+    });
+    started.map_err(|error| Error::set_up_io(what, error))
+}
+
+/// What this instance hands over to the next one.
+fn descriptors(
+    path: &DataPath,
+    clients: &StatusSocket,
+    successors: &SuccessorSocket,
+    kept: &Kept,
+    lock: File,
+    init: Option<OwnedFd>,
+) -> std::io::Result<Vec<Passed>> {
+    let (tun, udp) = path.descriptors()?;
+    let descriptors = Descriptors {
+        tun: Some(tun),
+        udp: Some(udp),
+        status: Some(clients.as_fd().try_clone_to_owned()?),
+        successor: Some(successors.as_fd().try_clone_to_owned()?),
+        lock: Some(lock.into()),
+        identity: Some(kept.file()?.into()),
+        init,
+    };
+    Ok(descriptors.named())
 }
 
 fn watch_links(namespace: &Namespace) -> Result<LinkWatch, Error> {
@@ -603,6 +805,8 @@ const FAST_CHECKS_FOR: Duration = Duration::from_secs(5);
 // A runtime may remount the namespace during set-up, so a single failed check is not enough.
 const NETNS_GONE_FOR: Duration = Duration::from_secs(1);
 const STOP_TIMEOUT: Duration = Duration::from_millis(250);
+// The plugin ends the process that did not serve, and starts the program of before.
+const STOPPED_FOR: Duration = Duration::from_secs(30);
 const TRUST_TIMEOUT: Duration = Duration::from_secs(10);
 // Init itself gives up after five minutes, by default.
 const INIT_OVERDUE_AFTER: Duration = Duration::from_secs(360);

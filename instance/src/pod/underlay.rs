@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
 
 use nebula_cni_contract::launch::{LaunchSpec, port_at};
 use nebula_config::Settings;
@@ -20,6 +21,32 @@ pub(crate) fn bind(
     namespace
         .run("underlay", || bind_in_range(spec, settings))
         .unwrap_or_else(|error| Err(Error::set_up("cannot make the UDP socket", error)))
+}
+
+/// Goes on with the sockets of the instance before this one, which are in `namespace`.
+///
+/// # Errors
+/// Returns an error if they are not those that [`bind`] would make.
+pub(crate) fn adopt(
+    sockets: Vec<OwnedFd>,
+    spec: &LaunchSpec,
+    settings: &Settings,
+    namespace: &Namespace,
+) -> io::Result<(Vec<UdpSocket>, u16)> {
+    let host: IpAddr =
+        settings.listen.host.parse().map_err(|_| io::Error::other("listen.host is not an IP address"))?;
+    let adopt = || {
+        let first = sockets.first().ok_or_else(|| io::Error::other("there are no UDP sockets"))?;
+        let port = std::net::UdpSocket::from(first.try_clone()?).local_addr()?.port();
+        let (from, to) = spec.port_range;
+        if !(from..=to).contains(&port) {
+            return Err(io::Error::other(format!("UDP port {port} is not in {from}-{to}")));
+        }
+        let address = SocketAddr::new(host, port);
+        let options = settings.listen.socket_options();
+        Ok((UdpSocket::adopt(sockets, address, settings.routines, &options)?, port))
+    };
+    namespace.run("underlay", adopt).unwrap_or_else(|error| Err(io::Error::other(error)))
 }
 
 fn bind_in_range(spec: &LaunchSpec, settings: &Settings) -> Result<(Vec<UdpSocket>, u16), Error> {

@@ -18,4 +18,5 @@ mod load;
 mod memory;
 pub(crate) mod runtime;
 mod supervised;
+mod upgrade;
 mod walls;

@@ -50,7 +50,7 @@ pub(crate) enum Refusal {
     )]
     Unprivileged,
     #[error(transparent)]
-    Upgrade(#[from] crate::host::upgrade::old::Failure),
+    Upgrade(#[from] crate::host::upgrade::upgrade::Failure),
 }
 
 impl Refusal {

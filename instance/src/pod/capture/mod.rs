@@ -118,12 +118,16 @@ pub(crate) struct Equipment {
 }
 
 impl Equipment {
-    /// Collects it in the pod's namespace and the node's, which is that of the calling thread. Needs CAP_NET_RAW and
-    /// CAP_NET_ADMIN.
-    pub(crate) fn collect(spec: &LaunchSpec, namespace: &Namespace) -> Result<Self, Error> {
+    /// Collects it in the pod's namespace and the node's, which is that of the calling thread; the connections if
+    /// `with_connections`. Needs CAP_NET_RAW and CAP_NET_ADMIN.
+    pub(crate) fn collect(spec: &LaunchSpec, namespace: &Namespace, with_connections: bool) -> Result<Self, Error> {
         let captured = spec.capture.iter().flat_map(|capture| capture.services.iter().chain(&capture.ranges).copied());
         let node_ports = spec.capture.as_ref().and_then(|capture| capture.node_ports);
-        let opened_before = node_choice::of(connections::to(namespace, &captured.collect::<Vec<_>>(), node_ports));
+        let opened_before = if with_connections {
+            node_choice::of(connections::to(namespace, &captured.collect::<Vec<_>>(), node_ports))
+        } else {
+            Vec::new()
+        };
         Ok(Self { bypass: bypass::open(spec, namespace)?, opened_before })
     }
 

@@ -1,9 +1,10 @@
-//! The connection between the old and the new process: a socket pair that no other process has. Descriptors travel
+//! The connection between the old and the new process: two ends of a socket that no other process has. Descriptors travel
 //! with its datagrams, and the state of the node in a file that is in memory only.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::time::Duration;
 
 use nebula_core::handover::{MAX_DOCUMENT, State};
@@ -11,27 +12,29 @@ use nebula_linux::descriptors::{self, Passed};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, UnixAddr, UnixCredentials, connect, getsockopt, socket, socketpair, sockopt,
+};
 use zeroize::Zeroizing;
 
 /// One end. It can be written as long as a process holds the other end.
 #[derive(Debug)]
-pub(super) struct Channel(OwnedFd);
+pub(crate) struct Channel(OwnedFd);
 
 /// A message with the descriptors that go along.
 #[derive(Debug)]
-pub(super) struct Letter {
+pub(crate) struct Letter {
     /// What it is: a word of the commit.
-    pub(super) word: String,
+    pub(crate) word: String,
     /// Number of the offer.
-    pub(super) number: u64,
+    pub(crate) number: u64,
     /// A text for people.
-    pub(super) text: String,
-    pub(super) files: Vec<Passed>,
+    pub(crate) text: String,
+    pub(crate) files: Vec<Passed>,
 }
 
 #[derive(Debug)]
-pub(super) enum Received {
+pub(crate) enum Received {
     Letter(Letter),
     /// Nothing came in time.
     Nothing,
@@ -41,16 +44,32 @@ pub(super) enum Received {
 
 impl Channel {
     /// Both ends, which no other program inherits.
-    pub(super) fn pair() -> io::Result<(Self, OwnedFd)> {
+    pub(crate) fn pair() -> io::Result<(Self, OwnedFd)> {
         let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
         Ok((Self(ours), theirs))
     }
 
-    pub(super) fn new(end: OwnedFd) -> Self {
+    /// One end of a connection that exists.
+    pub(crate) fn of(end: OwnedFd) -> Self {
         Self(end)
     }
 
-    pub(super) fn send(
+    /// A channel to the process that listens at `path`; `None` if none does.
+    pub(crate) fn connect(path: &Path) -> io::Result<Option<Self>> {
+        let end = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
+        match connect(end.as_raw_fd(), &UnixAddr::new(path)?) {
+            Ok(()) => Ok(Some(Self(end))),
+            Err(Errno::ENOENT | Errno::ECONNREFUSED) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// The process at the other end: the one that made it, or that listens.
+    pub(crate) fn peer(&self) -> io::Result<UnixCredentials> {
+        Ok(getsockopt(&self.0, sockopt::PeerCredentials)?)
+    }
+
+    pub(crate) fn send(
         &self,
         (word, number): (&str, u64),
         text: &str,
@@ -67,7 +86,7 @@ impl Channel {
     }
 
     /// Waits for a message; `None`: without a limit.
-    pub(super) fn receive(&self, within: Option<Duration>) -> io::Result<Received> {
+    pub(crate) fn receive(&self, within: Option<Duration>) -> io::Result<Received> {
         // Rounded up: an early end would only be another wait.
         let timeout = within.map_or(PollTimeout::NONE, |within| {
             PollTimeout::try_from(within + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
@@ -102,16 +121,19 @@ fn read(message: &str, files: Vec<OwnedFd>) -> Option<Letter> {
     is_whole.then_some(Letter { word, number, text, files })
 }
 
-/// The state of a node in a file without a name.
-pub(super) fn write_state(state: &State) -> io::Result<File> {
+/// A file in memory, without a name.
+pub(crate) fn memory_file() -> io::Result<File> {
+    Ok(File::from(memfd_create(c"nebula-handover", MFdFlags::MFD_CLOEXEC)?))
+}
+
+/// Writes the state of a node to an empty file.
+pub(crate) fn write_state(file: &mut File, state: &State) -> io::Result<()> {
     let document = state.encode().map_err(io::Error::other)?;
-    let mut file = File::from(memfd_create(c"nebula-handover", MFdFlags::MFD_CLOEXEC)?);
-    file.write_all(&document)?;
-    Ok(file)
+    file.write_all(&document)
 }
 
 /// Reads such a file.
-pub(super) fn read_state(file: OwnedFd) -> io::Result<State> {
+pub(crate) fn read_state(file: OwnedFd) -> io::Result<State> {
     let mut file = File::from(file);
     file.seek(SeekFrom::Start(0))?;
     let mut document = Zeroizing::new(Vec::with_capacity(file.metadata()?.len().min(MAX_DOCUMENT as u64) as usize));
@@ -120,7 +142,7 @@ pub(super) fn read_state(file: OwnedFd) -> io::Result<State> {
 }
 
 /// Erases such a file, whoever holds it.
-pub(super) fn erase_state(file: &mut File) -> io::Result<()> {
+pub(crate) fn erase_state(file: &mut File) -> io::Result<()> {
     let mut left = file.seek(SeekFrom::End(0))?;
     file.seek(SeekFrom::Start(0))?;
     let zeros = [0; 4096];
@@ -151,7 +173,7 @@ mod tests {
 
     fn pair() -> (Channel, Channel) {
         let (ours, theirs) = Channel::pair().unwrap();
-        (ours, Channel::new(theirs))
+        (ours, Channel::of(theirs))
     }
 
     #[test]

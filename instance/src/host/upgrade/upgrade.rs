@@ -1,4 +1,4 @@
-//! The old process: starts the new one, offers what it has, and ends once that one has taken over.
+//! `nebula ctl upgrade` in the daemon: starts another program, hands over to it, and ends once that one serves.
 
 use std::fs::File;
 use std::io;
@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use nebula_core::handover::State;
-use nebula_core::handover::commit::{Old, OldStep, ToNew, ToOld};
 use nebula_core::io::Handle;
 use nebula_linux::descriptors::{MAX_FILES, Passed};
 use nebula_linux::{errno, notify};
@@ -17,9 +16,10 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::channel::{Channel, Letter, Received, erase_state, write_state};
 use super::program::{Program, Unfit};
-use super::takeover;
+use crate::handover::channel::{Channel, memory_file, write_state};
+use crate::handover::new;
+use crate::handover::old::{self, Ended, Offer, Source};
 use crate::host::control::SocketFiles;
 use crate::host::documents::Upgraded;
 
@@ -64,27 +64,14 @@ pub(crate) enum Failure {
     Ending,
     #[error("cannot start {path}: {cause}")]
     NotStarted { path: String, cause: String },
-    #[error("{0} ended before it was ready; the log says why")]
-    Ended(String),
-    #[error("{path} was not ready in time, and was ended")]
-    Late { path: String },
-    #[error("{path} refused: {cause}")]
-    Refused { path: String, cause: String },
+    #[error("{path}: {cause}")]
+    NotTaken { path: String, cause: old::Failure },
     #[error("cannot hand over: {0}")]
     Io(String),
     #[error("with more than {} routines a daemon cannot hand over: restart it", MAX_FILES / 2)]
     TooManyFiles,
-    #[error("the threads of this daemon did not pause; it goes on")]
-    Restless,
     #[error("{0}. Nothing serves until whoever supervises this daemon starts it again")]
     Lost(String),
-}
-
-/// Where the state comes from.
-enum Source<'a> {
-    Running(&'a Handle),
-    /// The driver has ended. No keys are in it.
-    Stopped(State),
 }
 
 /// The new process, ended on drop unless it took over.
@@ -93,14 +80,6 @@ struct Successor {
     child: Option<Child>,
     channel: Channel,
     path: String,
-}
-
-/// How an attempt ended, once the old process has stopped.
-enum Ended {
-    /// The new process serves.
-    TookOver { pid: u32, version: String },
-    /// The old one has stopped, and the new one is dead.
-    Died(State),
 }
 
 impl Upgrade {
@@ -163,10 +142,10 @@ impl Upgrade {
         let offered = self.handle.offer().ok_or(Failure::Ending)?;
         let (peers, flows) = (offered.peers(), offered.flows());
         tracing::info!(program = %program.path.display(), peers, flows, "Handing over to another program");
-        let offer = write_state(&offered).map_err(|error| Failure::Io(errno::text(&error)))?;
-        let done = match self.attempt(program, &offer, Source::Running(&self.handle)) {
-            Ok(Ended::TookOver { pid, version }) => Ok((pid, version, None)),
-            Ok(Ended::Died(state)) => self.roll_back(program, state),
+        let offer = offer_file(&offered).map_err(|error| Failure::Io(errno::text(&error)))?;
+        let done = match self.attempt(program, &offer, Source::Running(self.handle.clone())) {
+            Ok((pid, Ended::TookOver { version })) => Ok((pid, version, None)),
+            Ok((_, Ended::Died(state))) => self.roll_back(program, state),
             Err(failure) => Err(failure),
         };
         match done {
@@ -193,109 +172,57 @@ impl Upgrade {
         state.forget_keys();
         let lost = |cause: String| Failure::Lost(format!("{why}, and so did the program of before: {cause}"));
         let program = Program::of_this_process().map_err(|error| lost(errno::text(&error)))?;
-        let offer = write_state(&state).map_err(|error| lost(errno::text(&error)))?;
+        let offer = offer_file(&state).map_err(|error| lost(errno::text(&error)))?;
         match self.attempt(&program, &offer, Source::Stopped(state)) {
-            Ok(Ended::TookOver { pid, version }) => Ok((pid, version, Some(why))),
-            Ok(Ended::Died(_)) => Err(lost("it ended".to_owned())),
+            Ok((pid, Ended::TookOver { version })) => Ok((pid, version, Some(why))),
+            Ok((_, Ended::Died(_))) => Err(lost("it ended".to_owned())),
             Err(failure) => Err(lost(failure.to_string())),
         }
     }
 
-    /// Has `program` take over. `offer` is a file with the state as far as the new process may see it before the
-    /// commit.
-    fn attempt(&self, program: &Program, offer: &File, source: Source<'_>) -> Result<Ended, Failure> {
+    /// Has `program` take over, and returns its process. `offer` is a file with the state as far as the new process may
+    /// see it before the commit.
+    fn attempt(&self, program: &Program, offer: &File, source: Source) -> Result<(u32, Ended), Failure> {
+        let committed = memory_file().map_err(|error| Failure::Io(errno::text(&error)))?;
         let mut successor = Successor::start(program)?;
         self.pending.store(successor.pid(), Ordering::Relaxed);
         let _pending = Pending(&self.pending);
-        let mut files: Vec<_> = self.kept.iter().map(|kept| (kept.name.as_str(), kept.file.as_fd())).collect();
-        files.push((takeover::STATE, offer.as_fd()));
-        let mut old = Old::default();
-        let mut source = Some(source);
-        let mut committed: Option<Committed> = None;
-        let mut version = String::new();
-        let (mut cause, mut is_confirmed) = (None, false);
-        let mut step = old.offer();
-        loop {
-            match step {
-                OldStep::Nothing => {}
-                OldStep::Send(word @ ToNew::Offer(_)) => {
-                    successor.send(word, &files).map_err(|error| Failure::Io(errno::text(&error)))?;
-                }
-                OldStep::Send(word @ ToNew::Commit(_)) => {
-                    // A new process that does not read any more is found dead in the next turn.
-                    let state = committed.as_ref().map(|committed| (takeover::STATE, committed.file.as_fd()));
-                    let _ = successor.send(word, state.as_slice());
-                }
-                OldStep::Send(word @ ToNew::Withdraw(_)) => drop(successor.send(word, &[])),
-                OldStep::HandOver(word) => {
-                    let made = source.take().ok_or(Failure::Restless)?.state()?;
-                    self.has_stopped.store(true, Ordering::Relaxed);
-                    // Before the new process makes its own.
-                    self.files.remove();
-                    let done = committed.insert(made);
-                    let _ = successor.send(word, &[(takeover::STATE, done.file.as_fd())]);
-                }
-                OldStep::End => break,
-            }
-            if old.serves() && old.wait().is_none() {
-                let path = successor.path.clone();
-                return Err(cause.unwrap_or(Failure::Late { path }));
-            }
-            step = match successor.channel.receive(old.wait()) {
-                Ok(Received::Nothing) => old.elapsed(),
-                Ok(Received::Letter(letter)) => {
-                    if let (Some(ToOld::Refuse(_)), text) = (word(&letter), &letter.text) {
-                        cause = Some(Failure::Refused { path: successor.path.clone(), cause: text.clone() });
-                    } else if let Some(ToOld::Ready(_)) = word(&letter) {
-                        version.clone_from(&letter.text);
-                    }
-                    let step = word(&letter).map_or(OldStep::Nothing, |word| old.handle(word));
-                    // Nothing else that the new process says ends this one.
-                    is_confirmed = step == OldStep::End;
-                    step
-                }
-                // Whoever closed the channel, or writes nonsense, is ended: then its death is certain.
-                Ok(Received::Ended) | Err(_) => {
-                    cause.get_or_insert_with(|| Failure::Ended(successor.path.clone()));
-                    successor.end();
-                    old.new_died()
-                }
-            };
+        let Successor { child, channel, path } = &mut successor;
+        let pid = child.as_ref().map_or(0, Child::id);
+        let offer = Offer { channel, files: &self.kept, state: offer, committed };
+        let ended = offer.make(&mut Daemon { upgrade: self, source: Some(source), child });
+        let ended = ended.map_err(|cause| match cause {
+            old::Failure::Ending => Failure::Ending,
+            old::Failure::Lost(cause) => Failure::Lost(cause),
+            cause => Failure::NotTaken { path: path.clone(), cause },
+        })?;
+        if matches!(ended, Ended::TookOver { .. }) {
+            *child = None;
+            notify::main_process(pid);
+            let _ = self.successor.set(successor);
         }
-        let Some(Committed { mut file, state }) = committed else { return Err(Failure::Restless) };
-        // A new process that hangs may go on later, so it is killed.
-        let pid = successor.leave(is_confirmed);
-        if let Err(error) = erase_state(&mut file) {
-            tracing::warn!(error = errno::text(&error), "The keys that were handed over were not erased from memory");
-        }
-        match pid {
-            Some(pid) => {
-                notify::main_process(pid);
-                let _ = self.successor.set(successor);
-                Ok(Ended::TookOver { pid, version })
-            }
-            None => Ok(Ended::Died(state)),
-        }
+        Ok((pid, ended))
     }
 }
 
-/// What goes with a commit.
-struct Committed {
-    file: File,
-    state: State,
+/// This daemon in an attempt to hand over.
+struct Daemon<'a> {
+    upgrade: &'a Upgrade,
+    source: Option<Source>,
+    child: &'a mut Option<Child>,
 }
 
-impl Source<'_> {
-    fn state(self) -> Result<Committed, Failure> {
-        let state = match self {
-            Self::Running(handle) => {
-                handle.hand_over().ok_or_else(|| handle.offer().map_or(Failure::Ending, |_| Failure::Restless))?
-            }
-            Self::Stopped(state) => state,
-        };
-        // The driver has ended, so it cannot go on.
-        let file = write_state(&state).map_err(|error| Failure::Lost(errno::text(&error)))?;
-        Ok(Committed { file, state })
+impl old::Process for Daemon<'_> {
+    fn stop(&mut self) -> Result<State, old::Failure> {
+        let state = self.source.take().ok_or(old::Failure::Restless)?.stop()?;
+        self.upgrade.has_stopped.store(true, Ordering::Relaxed);
+        // Before the new process makes its own.
+        self.upgrade.files.remove();
+        Ok(state)
+    }
+
+    fn end_new(&mut self) {
+        end(self.child);
     }
 }
 
@@ -310,7 +237,7 @@ impl Successor {
         if let Some(name) = arguments.next() {
             command.arg0(name);
         }
-        command.args(arguments).stdin(Stdio::from(theirs)).env(takeover::VARIABLE, "stdin");
+        command.args(arguments).stdin(Stdio::from(theirs)).env(new::VARIABLE, "stdin");
         for passed in ["LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"] {
             command.env_remove(passed);
         }
@@ -318,33 +245,23 @@ impl Successor {
         Ok(Self { child: Some(child), channel, path })
     }
 
-    fn send(&self, word: ToNew, files: &[(&str, BorrowedFd<'_>)]) -> io::Result<()> {
-        let word = match word {
-            ToNew::Offer(number) => (takeover::OFFER, number),
-            ToNew::Commit(number) => (takeover::COMMIT, number),
-            ToNew::Withdraw(number) => (takeover::WITHDRAW, number),
-        };
-        self.channel.send(word, "", files)
-    }
-
     fn pid(&self) -> i32 {
         self.child.as_ref().and_then(|child| i32::try_from(child.id()).ok()).unwrap_or_default()
     }
+}
 
-    /// Leaves the process alone if it serves, and returns its number; otherwise ends it.
-    fn leave(&mut self, serves: bool) -> Option<u32> {
-        if !serves {
-            self.end();
-        }
-        self.child.take().map(|child| child.id())
-    }
+/// A file with a state.
+fn offer_file(state: &State) -> io::Result<File> {
+    let mut file = memory_file()?;
+    write_state(&mut file, state)?;
+    Ok(file)
+}
 
-    /// Ends the process, and returns when it is gone.
-    fn end(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+/// Ends a process, and returns when it is gone.
+fn end(child: &mut Option<Child>) {
+    if let Some(mut child) = child.take() {
+        let _ = child.kill();
+        let _ = child.wait();
     }
 }
 
@@ -359,21 +276,12 @@ impl Drop for Pending<'_> {
 
 impl Drop for Successor {
     fn drop(&mut self) {
-        self.end();
+        end(&mut self.child);
     }
 }
 
 impl AsFd for Upgrade {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.end.as_fd()
-    }
-}
-
-fn word(letter: &Letter) -> Option<ToOld> {
-    match letter.word.as_str() {
-        takeover::READY => Some(ToOld::Ready(letter.number)),
-        takeover::REFUSE => Some(ToOld::Refuse(letter.number)),
-        takeover::CONFIRM => Some(ToOld::Confirm(letter.number)),
-        _ => None,
     }
 }

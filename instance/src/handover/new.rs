@@ -3,7 +3,7 @@
 use std::env;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::thread::sleep;
+use std::path::Path;
 use std::time::Duration;
 
 use nebula_core::handover::State;
@@ -11,16 +11,17 @@ use nebula_core::handover::commit::{New, NewStep, ToNew, ToOld};
 use nebula_linux::clock::now;
 use nebula_linux::descriptors::Passed;
 use nebula_linux::errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{SockType, getsockopt, sockopt};
-use nix::unistd::{Pid, getppid};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::channel::{Channel, Letter, Received, read_state};
+use super::channel::{Channel, Letter, Received, memory_file, read_state};
 
 /// A process from which this one may take over.
 #[derive(Debug)]
 pub(crate) struct Takeover {
     channel: Channel,
-    old: Parent,
+    old: OldProcess,
     new: New,
     /// Without keys.
     offered: Option<State>,
@@ -31,28 +32,32 @@ pub(crate) struct Takeover {
 pub(crate) struct Committed {
     state: Option<State>,
     channel: Channel,
-    old: Parent,
+    old: OldProcess,
     confirmation: Option<u64>,
 }
 
-/// The old process, which started this one.
-#[derive(Debug, Clone, Copy)]
-struct Parent(Pid);
+/// The old process (a pidfd).
+#[derive(Debug)]
+struct OldProcess(OwnedFd);
 
-impl Parent {
-    /// Waits until the process is gone, which closes the channel some moments before its last files.
-    fn await_end(self) {
-        let end = now() + ENDS_WITHIN;
-        while getppid() == self.0 && now() < end {
-            sleep(Duration::from_millis(1));
-        }
+impl OldProcess {
+    fn with_pid(pid: i32) -> io::Result<Self> {
+        let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(Self(pidfd_open(pid, PidfdFlags::empty())?))
+    }
+
+    /// Waits until all of its threads are gone, and with them its last files. The channel is closed some moments
+    /// before. Returns whether it is so.
+    fn await_end(&self) -> bool {
+        let timeout = PollTimeout::try_from(ENDS_WITHIN).unwrap_or(PollTimeout::MAX);
+        poll(&mut [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)], timeout) == Ok(1)
     }
 }
 
 /// Why this process does not take over.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    #[error("{VARIABLE} is set, and standard input is not from a daemon of the same user")]
+    #[error("what calls itself the old process is one of another user, or none at all")]
     Foreign,
     #[error("the old process offers nothing")]
     NoOffer,
@@ -84,10 +89,27 @@ impl Takeover {
         if kind != SockType::SeqPacket || peer.uid() != nix::unistd::geteuid().as_raw() {
             return Err(Error::Foreign);
         }
-        let old = Parent(Pid::from_raw(peer.pid()));
+        let old = OldProcess::with_pid(peer.pid())?;
         let nothing = std::fs::File::open("/dev/null")?;
         nix::unistd::dup2_stdin(&nothing).map_err(io::Error::from)?;
-        Ok(Some(Self { channel: Channel::new(input), old, new: New::default(), offered: None }))
+        Ok(Some(Self { channel: Channel::of(input), old, new: New::default(), offered: None }))
+    }
+
+    /// Process `pid`, which listens at `path` for its successor; `None` if nobody does. It gets two files for its state,
+    /// because it may make none.
+    ///
+    /// # Errors
+    /// Returns an error if the listener was not made by a process of this user, which the old one had at its start.
+    pub(crate) fn at(path: &Path, pid: i32) -> Result<Option<Self>, Error> {
+        let Some(channel) = Channel::connect(path)? else { return Ok(None) };
+        if channel.peer()?.uid() != nix::unistd::geteuid().as_raw() {
+            return Err(Error::Foreign);
+        }
+        // The kernel knows only who made the listener, which may be an instance long ago.
+        let old = OldProcess::with_pid(pid)?;
+        let files = [memory_file()?, memory_file()?];
+        channel.send((GREETING, 0), env!("CARGO_PKG_VERSION"), &files.each_ref().map(|file| (STATE, file.as_fd())))?;
+        Ok(Some(Self { channel, old, new: New::default(), offered: None }))
     }
 
     /// Waits for the offer, and returns the device and the sockets.
@@ -120,12 +142,12 @@ impl Takeover {
     pub(crate) fn commit(mut self) -> Result<Committed, Error> {
         tracing::info!("Ready to take over");
         let mut step = self.new.prepared(true);
-        let mut letter = None;
+        let mut letter: Option<Letter> = None;
         loop {
             match step {
                 NewStep::Send(word) => drop(self.say(word, env!("CARGO_PKG_VERSION"))),
                 NewStep::TakeOver(ToOld::Confirm(number)) => {
-                    let file = letter.and_then(|letter: Letter| letter.files.into_iter().next());
+                    let file = letter.and_then(|letter| letter.files.into_iter().next());
                     let state = file.map(|passed| read_state(passed.file)).transpose()?;
                     return Ok(Committed { state, channel: self.channel, old: self.old, confirmation: Some(number) });
                 }
@@ -144,10 +166,9 @@ impl Takeover {
     fn turn(&mut self) -> Result<(NewStep, Option<Letter>), Error> {
         Ok(match self.channel.receive(self.new.wait())? {
             Received::Nothing => (self.new.elapsed(), None),
-            Received::Ended => {
-                self.old.await_end();
-                (self.new.old_died(), None)
-            }
+            Received::Ended if self.old.await_end() => (self.new.old_died(), None),
+            // It gave up, and goes on.
+            Received::Ended => (NewStep::End, None),
             Received::Letter(letter) => {
                 let step = word(&letter).map_or(NewStep::Nothing, |word| self.new.handle(word));
                 (step, Some(letter))
@@ -172,18 +193,29 @@ impl Committed {
         (self, state)
     }
 
-    /// Tells the old process that this one serves, and waits until it has ended: it still holds the ports of listeners.
-    pub(crate) fn confirm(self) {
-        let Some(number) = self.confirmation else { return };
-        // The old one may be dead by now.
-        let _ = self.channel.send((CONFIRM, number), "", &[]);
+    /// Tells the old process that this one serves.
+    pub(crate) fn confirm(&self) {
+        if let Some(number) = self.confirmation {
+            // The old one may be dead by now.
+            let _ = self.channel.send((CONFIRM, number), "", &[]);
+        }
+    }
+
+    /// Waits until the old process has ended: it still holds the ports of listeners.
+    pub(crate) fn await_end(self) {
+        if self.confirmation.is_none() {
+            return;
+        }
         let end = now() + ENDS_WITHIN;
         loop {
             let left = end.saturating_duration_since(now());
             match self.channel.receive(Some(left)) {
                 // It has not heard the confirmation yet.
                 Ok(Received::Letter(_)) if !left.is_zero() => {}
-                Ok(Received::Ended) => return self.old.await_end(),
+                Ok(Received::Ended) => {
+                    self.old.await_end();
+                    return;
+                }
                 _ => return,
             }
         }
@@ -203,12 +235,14 @@ fn word(letter: &Letter) -> Option<ToNew> {
 const ENDS_WITHIN: Duration = Duration::from_secs(2);
 
 /// Says that standard input is one end of a channel.
-pub(super) const VARIABLE: &str = "NEBULA_HANDOVER";
+pub(crate) const VARIABLE: &str = "NEBULA_HANDOVER";
 /// Name of the descriptor with the state.
-pub(super) const STATE: &str = "state";
-pub(super) const OFFER: &str = "offer";
-pub(super) const COMMIT: &str = "commit";
-pub(super) const WITHDRAW: &str = "withdraw";
-pub(super) const READY: &str = "ready";
-pub(super) const REFUSE: &str = "refuse";
-pub(super) const CONFIRM: &str = "confirm";
+pub(crate) const STATE: &str = "state";
+/// First word of a process that connected to the old one.
+pub(crate) const GREETING: &str = "greeting";
+pub(crate) const OFFER: &str = "offer";
+pub(crate) const COMMIT: &str = "commit";
+pub(crate) const WITHDRAW: &str = "withdraw";
+pub(crate) const READY: &str = "ready";
+pub(crate) const REFUSE: &str = "refuse";
+pub(crate) const CONFIRM: &str = "confirm";

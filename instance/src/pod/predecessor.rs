@@ -1,0 +1,121 @@
+//! The instance from which this one takes over: what it hands over, and when.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use nebula_core::handover::State;
+use nebula_linux::descriptors::Passed;
+use nebula_linux::errno;
+
+use crate::handover::new::{Committed, Takeover};
+use crate::pod::error::Error;
+
+/// The descriptors of an instance that go over to the next one, by what they are. An instance without a predecessor has
+/// none.
+#[derive(Debug, Default)]
+pub(crate) struct Descriptors {
+    /// All queues of the device.
+    pub(crate) tun: Option<Vec<OwnedFd>>,
+    /// All sockets of the tunnel's port.
+    pub(crate) udp: Option<Vec<OwnedFd>>,
+    /// Listener for clients of the status.
+    pub(crate) status: Option<OwnedFd>,
+    /// Listener for the next instance.
+    pub(crate) successor: Option<OwnedFd>,
+    /// The locked launch file.
+    pub(crate) lock: Option<OwnedFd>,
+    /// The certificate and its key, in memory.
+    pub(crate) identity: Option<OwnedFd>,
+    /// Listener for the pod's init container, in the flow that has one.
+    pub(crate) init: Option<OwnedFd>,
+}
+
+impl Descriptors {
+    /// As they are sent.
+    pub(crate) fn named(self) -> Vec<Passed> {
+        let Self { tun, udp, status, successor, lock, identity, init } = self;
+        let many = [(TUN, tun), (UDP, udp)].into_iter();
+        let many = many.flat_map(|(name, files)| files.into_iter().flatten().map(move |file| (name, file)));
+        let single = [(STATUS, status), (SUCCESSOR, successor), (LOCK, lock), (IDENTITY, identity), (INIT, init)];
+        let single = single.into_iter().filter_map(|(name, file)| Some((name, file?)));
+        many.chain(single).map(|(name, file)| Passed { name: name.to_owned(), file }).collect()
+    }
+
+    /// Sorts what was sent.
+    fn of(passed: Vec<Passed>) -> io::Result<Self> {
+        let (mut sorted, mut tun, mut udp) = (Self::default(), Vec::new(), Vec::new());
+        for Passed { name, file } in passed {
+            match name.as_str() {
+                TUN => tun.push(file),
+                UDP => udp.push(file),
+                STATUS => sorted.status = Some(file),
+                SUCCESSOR => sorted.successor = Some(file),
+                LOCK => sorted.lock = Some(file),
+                IDENTITY => sorted.identity = Some(file),
+                INIT => sorted.init = Some(file),
+                // Of a later release.
+                _ => {}
+            }
+        }
+        let Self { status, successor, lock, identity, .. } = &sorted;
+        for (name, file) in [(STATUS, status), (SUCCESSOR, successor), (LOCK, lock), (IDENTITY, identity)] {
+            if file.is_none() {
+                return Err(io::Error::other(format!("it hands over no descriptor named {name}")));
+            }
+        }
+        Ok(Self { tun: Some(tun), udp: Some(udp), ..sorted })
+    }
+}
+
+/// A running instance of this pod, which goes on until this one is ready.
+#[derive(Debug)]
+pub(crate) struct Predecessor(Takeover);
+
+impl Predecessor {
+    /// The instance that listens at `socket`, and its descriptors; `None` if there is none.
+    ///
+    /// # Errors
+    /// Returns an error if another process listens there, or it does not offer what this one needs.
+    pub(crate) fn find(socket: &Path, pid: i32) -> Result<Option<(Self, Descriptors)>, Error> {
+        let failed = |cause: String| Error::set_up(WHAT, cause);
+        let Some(mut takeover) = Takeover::at(socket, pid).map_err(|error| failed(error.to_string()))? else {
+            return Ok(None);
+        };
+        let passed = takeover.offer().map_err(|error| failed(error.to_string()))?;
+        let mut predecessor = Self(takeover);
+        let descriptors = Descriptors::of(passed).map_err(|error| predecessor.refuse(&error))?;
+        Ok(Some((predecessor, descriptors)))
+    }
+
+    /// Tells it why this instance cannot take over.
+    pub(crate) fn refuse(&mut self, error: &io::Error) -> Error {
+        let why = errno::text(error);
+        self.0.refuse(&why);
+        Error::set_up(WHAT, why)
+    }
+
+    /// Says that this instance is ready, and waits until the other one has stopped. Returns what it handed over.
+    ///
+    /// # Errors
+    /// Returns an error if that one goes on.
+    pub(crate) fn commit(self) -> Result<(Committed, Option<State>), Error> {
+        let committed = self.0.commit().map_err(|error| Error::set_up(WHAT, error.to_string()))?;
+        Ok(committed.take_state())
+    }
+}
+
+/// Whether two descriptors are of the same file.
+pub(crate) fn is_same_file(one: &impl AsFd, other: &impl AsFd) -> io::Result<bool> {
+    let [one, other] = [nix::sys::stat::fstat(one)?, nix::sys::stat::fstat(other)?];
+    Ok((one.st_dev, one.st_ino) == (other.st_dev, other.st_ino))
+}
+
+const WHAT: &str = "cannot take over from the instance before this one";
+const TUN: &str = "tun";
+const UDP: &str = "udp";
+const STATUS: &str = "status";
+const SUCCESSOR: &str = "successor";
+const LOCK: &str = "lock";
+const IDENTITY: &str = "identity";
+const INIT: &str = "init";
