@@ -8,6 +8,7 @@
 use crate::service_manager;
 use crate::world;
 
+use std::ffi::OsStr;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -55,10 +56,8 @@ impl Site {
         let one = cluster.node("n1", "1.0.0");
         let mut node = cluster.node("n2", "1.0.0");
         let systemd = supervise(&cluster, &mut node);
-        let installed = node.dir.join("programs").join(INSTANCE);
-        node.conf["plugins"][1]["instance"] = installed.display().to_string().into();
+        node.own_program();
         let mut site = Self { flow: None, cluster, node, systemd };
-        site.install(&binary(INSTANCE));
         one.add_pods(&mut site.cluster.world, &["web"]);
         site.node.add_pods(&mut site.cluster.world, &["db"]);
         let db = site.node.overlay("db");
@@ -67,37 +66,21 @@ impl Site {
         site
     }
 
-    /// Installs another copy of `program`, as an update does.
-    fn install(&self, program: &Path) {
-        let folder = self.node.dir.join("programs");
-        std::fs::create_dir_all(&folder).expect("a folder");
-        std::fs::copy(program, folder.join("new")).expect("a copy");
-        std::fs::rename(folder.join("new"), folder.join(INSTANCE)).expect("the program is replaced");
-    }
-
     /// Installs a shell script.
     fn install_script(&self, text: &str) {
         let script = self.node.dir.join("script");
         std::fs::write(&script, format!("#!/bin/sh\n{text}\n")).expect("a script");
         std::fs::set_permissions(&script, PermissionsExt::from_mode(0o755)).expect("rights");
-        self.install(&script);
+        self.node.install(&script);
     }
 
     fn flow(&self) -> &Flow {
         self.flow.as_ref().expect("it was started")
     }
 
-    /// The plugin's program and the arguments that have the instance of `db` replaced.
-    fn line(&self) -> [String; 6] {
-        let state = self.node.dir.join("state").display().to_string();
-        let plugin = binary("nebula-cni-plugin").display().to_string();
-        [plugin, "upgrade".to_owned(), state, self.node.network.clone(), "db".to_owned(), "eth0".to_owned()]
-    }
-
     fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new("nsenter");
-        let network = self.cluster.world.namespace_of(&self.node.name);
-        command.arg(format!("--net=/run/netns/{network}")).args(self.line()).args(words);
+        let mut command = self.node.upgrade(&self.cluster.world, "db");
+        command.args(words);
         command
     }
 
@@ -105,8 +88,9 @@ impl Site {
     fn ask(&self, words: &[&str]) -> Result<Value, Value> {
         let (said, complaint) = match &self.systemd {
             Some(systemd) => {
-                let line =
-                    [&self.line()[..], &words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>()].concat();
+                // Without what leads into the node's network, where the units are already.
+                let line: Vec<_> = self.command(words).get_args().skip(1).map(OsStr::to_os_string).collect();
+                let line: Vec<_> = line.iter().filter_map(|word| word.to_str()).collect();
                 (systemd.sh(&line.join(" ")).into_bytes(), Vec::new())
             }
             None => {
@@ -182,7 +166,7 @@ impl Site {
     fn gaps(&self, count: u64) -> Vec<Duration> {
         let mut gaps = Vec::new();
         for _ in 0..count {
-            self.install(&binary(INSTANCE));
+            self.node.install(&binary(INSTANCE));
             // A gap ends before the next begins.
             thread::sleep(Duration::from_millis(300));
             self.flow().watch();
@@ -236,7 +220,7 @@ fn a_program_that_does_not_take_over_from_an_instance_changes_nothing() {
     let site = Site::new();
     site.flow().watch();
     let pid = site.pid();
-    let installed = site.node.dir.join("programs").join(INSTANCE);
+    let installed = site.node.installed();
     site.install_script("echo it has no mind to >&2; exit 3");
     let said = site.refused(&[]);
     assert!(said.contains("goes on with the program that it had") && said.contains("no mind to"), "{said}");
@@ -244,11 +228,11 @@ fn a_program_that_does_not_take_over_from_an_instance_changes_nothing() {
     site.install_script("exec sleep 60");
     let said = site.refused(&[]);
     assert!(said.contains("not ready in time") && began.elapsed() < Duration::from_secs(10), "{said}");
-    site.install(&binary(INSTANCE));
+    site.node.install(&binary(INSTANCE));
     std::fs::set_permissions(&installed, PermissionsExt::from_mode(0o777)).expect("rights");
     let said = site.refused(&[]);
     assert!(said.contains("others may write"), "{said}");
-    site.install(&binary(INSTANCE));
+    site.node.install(&binary(INSTANCE));
     chown(&installed, Some(65534), None).expect("another owner");
     let said = site.refused(&[]);
     assert!(said.contains("another user"), "{said}");
@@ -273,7 +257,7 @@ fn whichever_instance_is_killed_at_whatever_moment_of_an_upgrade_one_serves_in_t
     let mut outcomes = [0; 3];
     for round in 0..number("UPGRADE_KILLS", 40) {
         let (kills_new, delay) = (round % 2 == 0, Duration::from_millis(round / 2));
-        site.install(&binary(INSTANCE));
+        site.node.install(&binary(INSTANCE));
         let old = site.pid();
         let mut asked = site.command(&[]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the plugin");
         let end = Instant::now() + SOON;
@@ -344,7 +328,7 @@ fn units_of_systemd_take_over_from_each_other_and_are_restarted_as_before() {
     site.install_script("exit 3");
     assert!(site.refused(&[]).contains("goes on with the program that it had"));
     assert_eq!(units(), second);
-    site.install(&binary(INSTANCE));
+    site.node.install(&binary(INSTANCE));
     site.upgrade(&[]);
     assert_eq!(units(), first);
     let systemd = site.end();

@@ -199,6 +199,37 @@ impl Node {
         self.dir.join("state").join(&self.network)
     }
 
+    /// Gives the node an instance program of its own, which [`Node::install`] can replace. Before the first pod.
+    pub fn own_program(&mut self) {
+        self.install(&binary("nebula-cni-instance"));
+        self.conf["plugins"][1]["instance"] = self.installed().display().to_string().into();
+    }
+
+    /// The program of [`Node::own_program`].
+    pub fn installed(&self) -> PathBuf {
+        self.dir.join("programs/nebula-cni-instance")
+    }
+
+    /// Installs another copy of `program`, as an update does.
+    pub fn install(&self, program: &Path) {
+        let new = self.installed().with_extension("new");
+        std::fs::create_dir_all(new.parent().expect("a folder")).expect("a folder");
+        std::fs::copy(program, &new).expect("a copy");
+        std::fs::rename(&new, self.installed()).expect("the program is replaced");
+    }
+
+    /// Has the installed program take over from the instance of `pod`.
+    pub fn upgrade(&self, world: &World, pod: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        command
+            .arg(format!("--net=/run/netns/{}", world.namespace_of(&self.name)))
+            .arg(binary("nebula-cni-plugin"))
+            .arg("upgrade")
+            .arg(self.dir.join("state"))
+            .args([&self.network, pod, "eth0"]);
+        command
+    }
+
     /// Runs the chain as a runtime does; `pod` is also the name of the namespace.
     pub fn chain(&self, world: &World, verb: &str, pod: &str) -> Output {
         self.chain_command(world, verb, pod).output().expect("cni-chain.py runs")

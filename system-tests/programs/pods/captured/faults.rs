@@ -1,12 +1,13 @@
 //! What can fail under captured pods, at random, and its repair.
 
 use std::collections::BTreeMap;
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use super::town::{API, CAPTURED, DB, ENDPOINTS, Pod, Town};
+use super::town::{API, CAPTURED, DB, ENDPOINTS, Town};
 use crate::world::chaos::Random;
 
 /// Something that fails.
@@ -16,6 +17,10 @@ pub(super) enum Fault {
     Instance,
     /// The plugin is killed while it restarts an instance.
     Plugin,
+    /// Another program takes over from the instance of a pod.
+    Upgrade,
+    /// The plugin is killed meanwhile.
+    BrokenUpgrade,
     Ca,
     Lighthouse,
     TableRemoved,
@@ -25,9 +30,21 @@ pub(super) enum Fault {
 
 impl Fault {
     pub(super) fn random(random: &mut Random) -> Self {
-        use Fault::{Ca, Instance, Lighthouse, Plugin, TableRemoved, TableReplaced};
-        const ALL: [Fault; 10] =
-            [Instance, Instance, Instance, Instance, Plugin, Plugin, Ca, Lighthouse, TableRemoved, TableReplaced];
+        use Fault::{BrokenUpgrade, Ca, Instance, Lighthouse, Plugin, TableRemoved, TableReplaced, Upgrade};
+        const ALL: [Fault; 12] = [
+            Instance,
+            Instance,
+            Instance,
+            Plugin,
+            Plugin,
+            Upgrade,
+            Upgrade,
+            BrokenUpgrade,
+            Ca,
+            Lighthouse,
+            TableRemoved,
+            TableReplaced,
+        ];
         ALL[random.below(ALL.len())]
     }
 }
@@ -48,8 +65,11 @@ impl Faults {
             Fault::Instance => town.kill_instance(pod),
             Fault::Plugin => {
                 town.kill_instance(pod);
-                end_plugin(town, pod, Duration::from_millis(random.below(80) as u64))
+                end_plugin(&mut town.reconcile(pod.node.into()), Duration::from_millis(random.below(80) as u64))
             }
+            // One that has no certificate just now goes on as it is.
+            Fault::Upgrade => town.upgrade(pod).status().expect("it runs").success(),
+            Fault::BrokenUpgrade => end_plugin(&mut town.upgrade(pod), Duration::from_millis(random.below(120) as u64)),
             Fault::Ca => end_daemon(town, "control"),
             Fault::Lighthouse => end_daemon(town, "lighthouse"),
             Fault::TableRemoved => {
@@ -80,9 +100,9 @@ impl Faults {
     }
 }
 
-/// Kills the plugin while it repairs the node of a pod; `false` if it was done before.
-fn end_plugin(town: &Town, pod: Pod, after: Duration) -> bool {
-    let mut plugin = town.reconcile(pod.node.into()).spawn().expect("it runs");
+/// Kills the plugin while it works; `false` if it was done before.
+fn end_plugin(work: &mut Command, after: Duration) -> bool {
+    let mut plugin = work.spawn().expect("it runs");
     thread::sleep(after);
     let is_running = plugin.try_wait().expect("its state").is_none();
     plugin.kill().expect("it was not waited for");

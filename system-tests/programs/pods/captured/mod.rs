@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use faults::{Fault, Faults};
 use town::{
-    API, DB, ENDPOINTS, FAMILIES, Family, NODE_PORT, OTHER_PLAIN, PLAIN, PUBLIC_NODE_PORT, Pod, Primary, SOON, Town,
-    WEB,
+    API, CAPTURED, DB, ENDPOINTS, FAMILIES, Family, NODE_PORT, OTHER_PLAIN, PLAIN, PUBLIC_NODE_PORT, Pod, Primary,
+    SOON, Town, WEB,
 };
 use traffic::Speaker;
 use wiretap::{PUBLIC, SECRET};
@@ -303,6 +303,46 @@ fn connections_to_a_service_keep_their_endpoint_when_the_instance_is_killed() {
         let again = conversation.answer();
         assert!(again.as_ref().is_ok_and(|again| again == by), "connection {n} to {by}: {again:?}");
     }
+    wires.heard_nothing_in_clear();
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn connections_to_a_service_go_on_while_other_programs_take_over_from_the_instances() {
+    let mut town = Town::new(Primary::Links, |_| ());
+    let wires = town.wiretaps();
+    let mut opened: Vec<_> = (0..8)
+        .flat_map(|_| FAMILIES)
+        .map(|family| {
+            let mut conversation = town.open("web", family.service());
+            conversation.ask(SECRET).expect("it is sent");
+            let by = conversation.answer().expect("an answer");
+            (conversation, by)
+        })
+        .collect();
+    let mut longest = Duration::ZERO;
+    for round in 0..6 {
+        // In another version of the table the endpoints are listed in another order.
+        town.write_table(&ENDPOINTS);
+        for pod in CAPTURED {
+            let began = Instant::now();
+            assert!(
+                town.upgrade(pod).status().expect("the plugin").success(),
+                "{pod:?}: {}",
+                town.node(pod).instance_logs()
+            );
+            for (n, (conversation, by)) in opened.iter_mut().enumerate() {
+                conversation.ask(SECRET).expect("it is sent");
+                let again = conversation.answer();
+                assert!(
+                    again.as_ref().is_ok_and(|again| again == by),
+                    "round {round}, {pod:?}, connection {n} to {by}: {again:?}"
+                );
+            }
+            longest = longest.max(began.elapsed());
+        }
+    }
+    println!("18 instances replaced; one upgrade and 16 answers took {longest:?} at most");
     wires.heard_nothing_in_clear();
 }
 

@@ -434,6 +434,15 @@ impl Town {
         is_killed
     }
 
+    /// Installs another program on the node of a pod, and has it take over from the pod's instance.
+    pub(super) fn upgrade(&self, pod: Pod) -> Command {
+        let node = self.node(pod);
+        node.install(&binary("nebula-cni-instance"));
+        let mut command = node.upgrade(self.world(), pod.name);
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        command
+    }
+
     /// Restarts dead instances, as the node agent does. The backoff of instances that keep dying is forgotten.
     pub(super) fn restart_instances(&self) {
         let until = Instant::now() + SOON;
@@ -553,6 +562,7 @@ fn node(cluster: &mut Cluster, number: u16, primary: Primary, change: impl Fn(&m
             node.conf["plugins"][0] = json!({ "type": "links", "ipam": ipam });
         }
     }
+    node.own_program();
     let entry = &mut node.conf["plugins"][1];
     entry["capture"] = json!({ "ranges": FAMILIES.map(Family::pods), "services": FAMILIES.map(Family::services) });
     change(entry);
