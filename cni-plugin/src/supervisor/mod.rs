@@ -89,8 +89,8 @@ pub trait Supervisor {
     /// Whether the attachment's instance is running or about to be restarted.
     fn is_alive(&self, files: &Files, process: Option<Process>, clock: &dyn Clock) -> bool;
 
-    /// Waits until process `pid` is the only instance of an attachment. What does not end by itself within `patience` is
-    /// killed.
+    /// Waits until process `pid` is the only instance of an attachment. What does not end by itself within `patience`
+    /// is killed.
     ///
     /// # Errors
     /// Returns an error if another one is still running.

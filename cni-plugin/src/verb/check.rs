@@ -16,7 +16,6 @@ use crate::reply::{Error, code};
 use crate::request::Attach;
 use crate::settings::Settings;
 use crate::settings::capturing::COVER_HELP;
-use crate::supervisor::process::Process;
 use crate::verb::add::{enrolled, has_sibling, open_netns, required_prev_result};
 
 /// Checks record, namespace, instance, certificate, host route, rules of isolation and capture, and device.
@@ -66,8 +65,9 @@ fn check_attachment(record: &Record, state_dir: &Path, netns: &Netns, host: &Hos
         Error::new(code::INSTANCE_UNREACHABLE, format!("the instance does not answer: {e}")).details(RESTART_HELP)
     })?;
     // Only processes of the direct supervisor are recorded. systemd may restart a unit with a new process.
-    let another = |process: Process| status.pid.is_some_and(|pid| pid != process.pid);
-    if record.process.is_some_and(another) || status.uid.is_some_and(|uid| uid != record.target.pod.uid) {
+    let mut recorded = record.processes().into_iter().flatten().peekable();
+    let is_another = recorded.peek().is_some() && status.pid.is_some_and(|pid| recorded.all(|one| one.pid != pid));
+    if is_another || status.uid.is_some_and(|uid| uid != record.target.pod.uid) {
         return Err(
             Error::new(code::INSTANCE_UNREACHABLE, "another instance answers in its place").details(RESTART_HELP)
         );

@@ -1,9 +1,9 @@
 //! Replaces the instance of a running pod by another program while its connections go on: the installed one, or the one
 //! before.
 //!
-//! The new instance takes over the device, the sockets, the certificate and the connections from the old one, which goes
-//! on until the new one is ready, whatever that does. If the new one ends after it took over, the program of before takes
-//! over from the old instance again.
+//! The new instance takes over the device, the sockets, the certificate and the connections from the old one, which
+//! goes on until the new one is ready, whatever that does. If the new one ends after it took over, the program of
+//! before takes over from the old instance again.
 
 use std::fs::{self, File, Metadata};
 use std::io;
@@ -44,9 +44,9 @@ pub struct Upgraded {
 /// Has another program take over from the instance of an attachment.
 ///
 /// # Errors
-/// Code 3 if there is no such attachment. In all other cases but the last, the instance goes on with the program that it
-/// had: code 11 if the pod cannot be handed over now, code 101 if its instance does not answer, code 105 if the new
-/// program does not take over, or is not fit to be started. Code 120 if none serves, and one is started again.
+/// Code 3 if there is no such attachment. In all other cases but the last, the instance goes on with the program that
+/// it had: code 11 if the pod cannot be handed over now, code 101 if its instance does not answer, code 105 if the
+/// new program does not take over, or is not fit to be started. Code 120 if none serves, and one is started again.
 pub fn run(files: &Files, target: Target, host: &Host<'_>) -> Result<Upgraded, Error> {
     let _lock = Lock::acquire(files, host.clock, Deadline::after(host.clock, LOCKED_WITHIN))?;
     let record = load(files)?;
@@ -153,8 +153,8 @@ impl Upgrade<'_> {
         Ok(())
     }
 
-    /// After an attempt that failed: whoever serves goes on. If nobody does, the program of before, at `back`, takes over
-    /// from process `old`, or is started.
+    /// After an attempt that failed: whoever serves goes on. If nobody does, the program of before, at `back`, takes
+    /// over from process `old`, or is started.
     fn recover(&mut self, old: i32, back: &Path, failure: &str) -> Error {
         let Self { pod, .. } = *self;
         let still = Status::ask(&self.record.status_socket).ok().filter(|status| status.pid == Some(old));

@@ -1,5 +1,5 @@
-//! The connection between the old and the new process: two ends of a socket that no other process has. Descriptors travel
-//! with its datagrams, and the state of the node in a file that is in memory only.
+//! The connection between the old and the new process: two ends of a socket that no other process has. Descriptors
+//! travel with its datagrams, and the state of the node in a file that is in memory only.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};

@@ -95,8 +95,8 @@ impl Takeover {
         Ok(Some(Self { channel: Channel::of(input), old, new: New::default(), offered: None }))
     }
 
-    /// Process `pid`, which listens at `path` for its successor; `None` if nobody does. It gets two files for its state,
-    /// because it may make none.
+    /// Process `pid`, which listens at `path` for its successor; `None` if nobody does. It gets two files for its
+    /// state, because it may make none.
     ///
     /// # Errors
     /// Returns an error if the listener was not made by a process of this user, which the old one had at its start.

@@ -119,3 +119,40 @@ const SUCCESSOR: &str = "successor";
 const LOCK: &str = "lock";
 const IDENTITY: &str = "identity";
 const INIT: &str = "init";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file() -> OwnedFd {
+        tempfile::tempfile().unwrap().into()
+    }
+
+    #[test]
+    fn descriptors_are_found_by_name_and_all_but_one_are_needed() {
+        let given = || Descriptors {
+            tun: Some(vec![file(), file()]),
+            udp: Some(vec![file()]),
+            status: Some(file()),
+            successor: Some(file()),
+            lock: Some(file()),
+            identity: Some(file()),
+            init: None,
+        };
+        let of_a_later_release = Passed { name: "more".to_owned(), file: file() };
+        let passed = given().named().into_iter().chain([of_a_later_release]).collect();
+        let Descriptors { tun, udp, init, .. } = Descriptors::of(passed).unwrap();
+        assert_eq!((tun.unwrap().len(), udp.unwrap().len(), init.is_none()), (2, 1, true));
+        for name in [STATUS, SUCCESSOR, LOCK, IDENTITY] {
+            let passed = given().named().into_iter().filter(|passed| passed.name != name).collect();
+            assert!(Descriptors::of(passed).unwrap_err().to_string().ends_with(name));
+        }
+    }
+
+    #[test]
+    fn the_same_file_is_known_by_any_of_its_descriptors() {
+        let one = file();
+        assert!(is_same_file(&one, &one.try_clone().unwrap()).unwrap());
+        assert!(!is_same_file(&one, &file()).unwrap());
+    }
+}

@@ -151,3 +151,41 @@ impl old::Process for Instance {
 
 // It connects and greets at once.
 const GREETING_WITHIN: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_user_who_started_an_instance_reaches_it_and_nobody_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pod.successor");
+        std::fs::write(&path, "left over").unwrap();
+        let socket = SuccessorSocket::open(&path).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::mode(&path.metadata().unwrap().permissions());
+        assert_eq!(mode & 0o777, 0o600);
+        assert!(socket.admit().unwrap().is_none(), "nobody is there");
+        let channel = Channel::connect(&path).unwrap().unwrap();
+        let admitted = socket.admit().unwrap().unwrap();
+        channel.send((new::GREETING, 0), "0.1.0", &[]).unwrap();
+        assert!(matches!(admitted.receive(None).unwrap(), Received::Letter(letter) if letter.word == new::GREETING));
+        let of_another = SuccessorSocket { starter: nix::unistd::geteuid().as_raw() + 1, ..socket };
+        let _channel = Channel::connect(&path).unwrap().unwrap();
+        assert!(of_another.admit().unwrap().is_none());
+        drop(of_another);
+        assert!(Channel::connect(&path).unwrap().is_none(), "nobody listens");
+    }
+
+    #[test]
+    fn who_greets_without_files_for_the_state_or_not_at_all_gets_nothing() {
+        let (ours, theirs) = Channel::pair().unwrap();
+        let theirs = Channel::of(theirs);
+        let mut instance = Instance { source: None, has_stopped: false };
+        for word in [new::GREETING, new::READY, "nonsense"] {
+            theirs.send((word, 0), "", &[]).unwrap();
+            assert!(matches!(instance.offer(&ours, &[]), Err(Failure::Ended)));
+        }
+        drop(theirs);
+        assert!(matches!(instance.offer(&ours, &[]), Err(Failure::Ended)));
+    }
+}

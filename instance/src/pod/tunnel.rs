@@ -30,6 +30,7 @@ use nebula_linux::netns::{self, Namespace, NamespaceExecutor, Presence};
 use nebula_linux::notify;
 use nebula_linux::rtnetlink::LinkWatch;
 use nebula_linux::signals::{Signal, Signals, go_name};
+use nix::sys::socket::Backlog;
 use rustix::thread::CapabilitySet;
 
 use crate::handoff;
@@ -130,8 +131,8 @@ fn inherit(launch: &Path, pid: i32) -> Result<(Launch, Option<(Predecessor, Desc
     Ok((launch, Some((predecessor, descriptors))))
 }
 
-/// Does everything that needs privileges, except what depends on the first certificate. The instance before this one, if
-/// there is one, serves meanwhile.
+/// Does everything that needs privileges, except what depends on the first certificate. The instance before this one,
+/// if there is one, serves meanwhile.
 fn start(
     spec: LaunchSpec,
     (contract, lock): (OpenLaunch, File),
@@ -744,7 +745,11 @@ fn open_handoff(
     let confine = move || sandbox.enter(CapabilitySet::empty()).map(drop);
     let what = "cannot listen for the pod's init container";
     let listener = match inherited {
-        Some(listener) => Ok(listener.into()),
+        // The kernel tells clients who listened last; the plugin compares that with the process of the instance.
+        Some(listener) => Backlog::new(MAX_CLIENTS_OF_INIT)
+            .and_then(|backlog| nix::sys::socket::listen(&listener, backlog))
+            .map(|()| listener.into())
+            .map_err(std::io::Error::from),
         // Bound as root, because init checks the listener's user; the thread that serves it is confined.
         None => {
             namespace.run("handoff", || server::listen(handoff::NAME)).map_err(|error| Error::set_up(what, error))?
@@ -805,6 +810,8 @@ const FAST_CHECKS_FOR: Duration = Duration::from_secs(5);
 // A runtime may remount the namespace during set-up, so a single failed check is not enough.
 const NETNS_GONE_FOR: Duration = Duration::from_secs(1);
 const STOP_TIMEOUT: Duration = Duration::from_millis(250);
+// As std does.
+const MAX_CLIENTS_OF_INIT: i32 = 128;
 // The plugin ends the process that did not serve, and starts the program of before.
 const STOPPED_FOR: Duration = Duration::from_secs(30);
 const TRUST_TIMEOUT: Duration = Duration::from_secs(10);

@@ -16,6 +16,8 @@ use super::{Pattern, World, enter};
 pub const PROBE_EVERY: Duration = Duration::from_millis(10);
 /// A probe without an answer after this time is lost.
 const LATE: Duration = Duration::from_millis(500);
+/// Interval between the probes of a [`Load`].
+pub const PROBE_OFTEN: Duration = Duration::from_millis(1);
 const MESSAGE: usize = 4096;
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -154,6 +156,102 @@ impl Drop for Flow {
     }
 }
 
+/// Many connections between two hosts, of which some speak all the time, and probes every millisecond.
+pub struct Load {
+    speaking: Vec<TcpStream>,
+    idle: Vec<TcpStream>,
+    stop: Arc<AtomicBool>,
+    watches: Vec<Arc<Mutex<Watch>>>,
+    probes: Arc<Mutex<Watch>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Load {
+    /// `speaking` connections that converse, and `idle` ones, from `from` to `to` at the overlay address `at`.
+    pub fn start(world: &World, (from, to, at): (&str, &str, IpAddr), speaking: usize, idle: usize) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (client, server) = (world.namespace_of(from), world.namespace_of(to));
+        let all = speaking + idle;
+        let (ready, listening) = channel();
+        let mut threads = vec![spawn_in(&server, move || echo_streams(at, all, &ready))];
+        let address = listening.recv_timeout(Duration::from_secs(5)).expect("the server listens");
+        let connect = move || -> Vec<TcpStream> {
+            let one = |_| TcpStream::connect_timeout(&address, Duration::from_secs(20)).expect("a connection");
+            (0..all).map(one).collect()
+        };
+        let mut speaking_ends = spawn_in(&client, connect).join().expect("the connections are open");
+        let idle = speaking_ends.split_off(speaking);
+        let mut watches = Vec::new();
+        for stream in &speaking_ends {
+            let (watch, stopped) = (Arc::new(Mutex::new(Watch::new())), Arc::clone(&stop));
+            watches.push(Arc::clone(&watch));
+            let stream = stream.try_clone().expect("a second handle");
+            threads.push(spawn_in(&client, move || {
+                if let Err(error) = converse(stream, &watch, &stopped) {
+                    lock(&watch).broken.get_or_insert(error);
+                }
+            }));
+        }
+        let (ready, listening) = channel();
+        let stopped = Arc::clone(&stop);
+        threads.push(spawn_in(&server, move || echo_datagrams(at, &ready, &stopped)));
+        let address = listening.recv_timeout(Duration::from_secs(5)).expect("the server listens");
+        let probes = Arc::new(Mutex::new(Watch::new()));
+        let (watch, stopped) = (Arc::clone(&probes), Arc::clone(&stop));
+        threads.push(spawn_in(&client, move || probe_often(address, &watch, &stopped)));
+        Self { speaking: speaking_ends, idle, stop, watches, probes, threads }
+    }
+
+    /// Restarts the measurement: forgets earlier outages.
+    pub fn watch(&self) {
+        lock(&self.probes).start();
+        self.watches.iter().for_each(|watch| lock(watch).start());
+    }
+
+    /// The longest time without an answer to a probe since [`Load::watch`].
+    pub fn silence(&self) -> Duration {
+        lock(&self.probes).silence()
+    }
+
+    /// How many of the probes sent since [`Load::watch`] were answered, and how many never.
+    pub fn probes(&self) -> (u64, usize) {
+        let sent = lock(&self.probes).sent;
+        thread::sleep(LATE);
+        let probes = lock(&self.probes);
+        (probes.answers, probes.unanswered.range(..=sent).count())
+    }
+
+    /// Why any connection is lost, or one that speaks was not answered since [`Load::watch`].
+    pub fn broken(&self) -> Option<String> {
+        let silent = || self.watches.iter().any(|watch| lock(watch).answers == 0).then(|| "silence".to_owned());
+        let lost = self.watches.iter().find_map(|watch| lock(watch).broken.clone());
+        let idle = || {
+            self.idle.iter().enumerate().find_map(|(n, stream)| {
+                let mut answer = [0; 4];
+                stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
+                let mut stream = stream;
+                let exchange = stream.write_all(b"ping").and_then(|()| stream.read_exact(&mut answer));
+                exchange.err().map(|error| format!("idle connection {n}: {error}"))
+            })
+        };
+        lost.or_else(silent).or_else(idle)
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for end in self.speaking.iter().chain(&self.idle) {
+            let _ = end.shutdown(Shutdown::Both);
+        }
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() && !thread::panicking() {
+                panic!("a thread of the load ended");
+            }
+        }
+    }
+}
+
 fn spawn_in<T: Send + 'static>(namespace: &str, body: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
     let namespace = namespace.to_owned();
     thread::spawn(move || {
@@ -174,6 +272,25 @@ fn echo_stream(at: IpAddr, ready: &Sender<SocketAddr>, accepted: &Sender<TcpStre
             return;
         }
     }
+}
+
+fn echo_streams(at: IpAddr, count: usize, ready: &Sender<SocketAddr>) {
+    let listener = TcpListener::bind((at, 0)).expect("listen on the overlay address");
+    ready.send(listener.local_addr().expect("own address")).expect("the test waits");
+    thread::scope(|scope| {
+        for _ in 0..count {
+            let (mut stream, _) = listener.accept().expect("a connection");
+            stream.set_nodelay(true).expect("no delay");
+            scope.spawn(move || {
+                let mut buffer = [0; MESSAGE];
+                while let Ok(n @ 1..) = stream.read(&mut buffer) {
+                    if stream.write_all(&buffer[..n]).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
 }
 
 fn converse(mut stream: TcpStream, watch: &Mutex<Watch>, stop: &AtomicBool) -> Result<(), String> {
@@ -232,6 +349,38 @@ fn probe(to: SocketAddr, watch: &Mutex<Watch>, stop: &AtomicBool) {
                 watch.unanswered.remove(&u64::from_be_bytes(buffer));
             }
             if began.elapsed() >= PROBE_EVERY {
+                break;
+            }
+        }
+    }
+}
+
+/// Sends a probe every millisecond, whether or not the one before was answered.
+fn probe_often(to: SocketAddr, watch: &Mutex<Watch>, stop: &AtomicBool) {
+    let any: IpAddr = if to.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
+    let socket = UdpSocket::bind((any, 0)).expect("a port");
+    socket.set_read_timeout(Some(PROBE_OFTEN)).expect("a timeout");
+    let (mut buffer, mut sent, mut next) = ([0; 8], 0_u64, Instant::now());
+    while !stop.load(Ordering::Relaxed) {
+        if Instant::now() >= next {
+            // After a pause of this process no burst is sent.
+            next = (next + PROBE_OFTEN).max(Instant::now());
+            sent += 1;
+            {
+                let mut watch = lock(watch);
+                watch.sent = sent;
+                watch.unanswered.insert(sent);
+            }
+            let _ = socket.send_to(&sent.to_be_bytes(), to);
+        }
+        while let Ok((8, from)) = socket.recv_from(&mut buffer) {
+            let number = u64::from_be_bytes(buffer);
+            if from == to && number <= sent {
+                let mut watch = lock(watch);
+                watch.heard();
+                watch.unanswered.remove(&number);
+            }
+            if Instant::now() >= next {
                 break;
             }
         }
