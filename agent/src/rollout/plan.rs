@@ -98,8 +98,8 @@ pub enum Outcome {
 /// Something that people are told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Told {
-    /// A pod keeps the program of this version.
-    Upgraded(Pod, String),
+    /// A pod keeps the program.
+    Upgraded(Pod),
     /// A pod does not get the program.
     Failed(Pod, Failure, String),
     /// The canaries kept the program; so many instances follow.
@@ -240,7 +240,7 @@ impl Rollout {
                 if !version.is_empty() {
                     self.state.version = shortened(&version);
                 }
-                told.push(Told::Upgraded(pod, version));
+                told.push(Told::Upgraded(pod));
                 if self.state.canaries_passed < self.policy.canary {
                     self.state.canaries_passed += 1;
                     if self.state.canaries_passed == self.policy.canary {
