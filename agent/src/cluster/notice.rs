@@ -179,8 +179,9 @@ impl Notice {
         let version = if version.is_empty() { String::new() } else { format!(" (version {version})") };
         let (pod, is_warning, reason, note) = match told {
             Told::Upgraded(pod) => {
-                let note =
-                    format!("The instance of the pod's tunnel runs the installed program{version} now, and took over from the one before.");
+                let note = format!(
+                    "The instance of the pod's tunnel runs the installed program{version} now, and took over from the one before."
+                );
                 (Some(pod), false, "NebulaUpgraded", note)
             }
             Told::Failed(pod, Failure::NotUpgraded, why) => {

@@ -24,6 +24,12 @@ impl Files {
         Self { folder: host.resolve(Path::new(AGENT_DIR)) }
     }
 
+    /// In another folder, for tests.
+    #[cfg(test)]
+    pub(super) fn at(folder: PathBuf) -> Self {
+        Self { folder }
+    }
+
     /// Reads the state that the last agent left; that of a node without one is empty. One that cannot be read pauses
     /// the roll-out, with `now` as the time.
     #[must_use]

@@ -86,7 +86,10 @@ enum Done {
 impl Roller {
     /// Goes on from what an earlier agent left on this node.
     pub(crate) fn new(terms: &Terms, plugin: &Plugin) -> Self {
-        let files = Files::new(&plugin.host);
+        Self::with_files(terms, Files::new(&plugin.host))
+    }
+
+    fn with_files(terms: &Terms, files: Files) -> Self {
         let state = files.state(SystemClock.unix_seconds());
         if let Some(pause) = &state.paused {
             tracing::warn!(why = pause.why, "the roll-out of the instances' program is paused");
@@ -356,3 +359,6 @@ fn log(container: &str, outcome: &Outcome) {
 
 /// Less is no rate: an agent that has just started has seen each instance once.
 const RATE_NEEDS: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests;

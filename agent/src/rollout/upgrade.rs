@@ -239,4 +239,4 @@ const TRIES: u32 = 5;
 const LOOKS_AFTER_ROLL_BACK: u32 = 6;
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

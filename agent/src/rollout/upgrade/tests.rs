@@ -14,9 +14,10 @@ use serde_json::{Value, json};
 use super::*;
 use crate::host_root::HostRoot;
 
-struct Site {
-    dir: tempfile::TempDir,
-    upgrade: Upgrade,
+/// A folder with an instance and a fake of the plugin.
+pub(in crate::rollout) struct Site {
+    pub(in crate::rollout) dir: tempfile::TempDir,
+    pub(in crate::rollout) upgrade: Upgrade,
     processes: Vec<Child>,
 }
 
@@ -60,7 +61,7 @@ fn document(pid: u32, change: &Value) -> String {
 impl Site {
     /// An upgraded instance says what it said before, but for `change`. `script` is what the plugin does; `$1` to `$6`
     /// are its arguments, and `become old` and `become new` swap what the instance says.
-    fn new(change: &Value, script: &str) -> Self {
+    pub(in crate::rollout) fn new(change: &Value, script: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
         let key = Key { network: "pods".into(), container_id: "c1".into(), ifname: "eth0".into() };
@@ -109,14 +110,15 @@ impl Site {
         })
     }
 
-    fn calls(&self) -> Vec<String> {
+    pub(in crate::rollout) fn calls(&self) -> Vec<String> {
         let calls = fs::read_to_string(self.dir.path().join("calls")).unwrap_or_default();
         calls.lines().map(str::to_owned).collect()
     }
 }
 
 /// The plugin as it is meant to work.
-const GOOD: &str = "if [ \"$6\" ]; then become old; done_with $OLD; else become new; done_with $NEW; fi";
+pub(in crate::rollout) const GOOD: &str =
+    "if [ \"$6\" ]; then become old; done_with $OLD; else become new; done_with $NEW; fi";
 const SHORT: Duration = Duration::from_secs(1);
 
 #[test]
