@@ -258,7 +258,8 @@ pub(super) fn shortened(text: &str) -> String {
     text.chars().take(MAX_TEXT).collect()
 }
 
-/// A successor that takes over has what it needs from the start. This is for a busy node, where a look may come between.
+/// A successor that takes over has what it needs from the start. This is for a busy node, where a look may come
+/// between.
 const SETTLE: Duration = Duration::from_secs(3);
 /// An instance calls a peer again within some seconds. What is decided later than 8 s after the upgrade would not be
 /// rolled back within 10 s.

@@ -28,8 +28,8 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// What holds where the operator chose nothing. 100 instances are upgraded within a minute: the canary takes 1 s and
-    /// is watched for 10, the other 99 in 13 rounds of 8 take 1 s each and are watched for 2, which makes 50 s.
+    /// What holds where the operator chose nothing. 100 instances are upgraded within a minute: the canary takes 1 s
+    /// and is watched for 10, the other 99 in 13 rounds of 8 take 1 s each and are watched for 2, which makes 50 s.
     pub const DEFAULT: Self = Self { canary: 1, parallel: 8, pause_on_failure: true, watch_seconds: 10 };
     /// The largest values.
     pub const MOST: Self = Self { canary: 100, parallel: 64, pause_on_failure: true, watch_seconds: 600 };

@@ -141,14 +141,17 @@ impl Upgrade {
     }
 
     async fn roll_back(&self, fault: Fault, wanted: &ProgramId) -> Outcome {
-        // Its supervisor may have started it with the program before. To look at one that is silent only takes time.
-        if !matches!(fault, Fault::Silent(_)) && self.look().await.is_ok_and(|sample| sample.program != *wanted) {
+        // Its supervisor may have started it with the program before, or starts it now. One that is silent has been
+        // waited for.
+        if !matches!(fault, Fault::Silent(_)) && self.answer().await.is_ok_and(|sample| sample.program != *wanted) {
             return Outcome::RolledBack(fault);
         }
         let failed = match self.call_back().await {
-            Ok(_) => match self.is_back(wanted).await {
-                Ok(()) => return Outcome::RolledBack(fault),
-                Err(why) => why,
+            Ok(_) => match self.answer().await {
+                Ok(sample) if sample.program != *wanted => return Outcome::RolledBack(fault),
+                Ok(_) => "it still runs the new program".to_owned(),
+                Err(Unseen::Silent(why)) => why,
+                Err(Unseen::Gone) => return Outcome::Gone,
             },
             Err(error) => error.to_string(),
         };
@@ -174,19 +177,16 @@ impl Upgrade {
         }
     }
 
-    /// Waits until the instance answers with another program than `wanted`.
-    async fn is_back(&self, wanted: &ProgramId) -> Result<(), String> {
-        let mut why = String::new();
-        for _ in 0..LOOKS_AFTER_ROLL_BACK {
-            why = match self.look().await {
-                Ok(sample) if sample.program != *wanted => return Ok(()),
-                Ok(_) => "it still runs the new program".to_owned(),
-                Err(Unseen::Silent(why)) => why,
-                Err(Unseen::Gone) => break,
-            };
-            tokio::time::sleep(LOOK_AGAIN).await;
+    /// Waits for a moment until the instance answers.
+    async fn answer(&self) -> Result<Sample, Unseen> {
+        let mut looks = 1;
+        loop {
+            match self.look().await {
+                Err(Unseen::Silent(_)) if looks < LOOKS => tokio::time::sleep(LOOK_AGAIN).await,
+                seen => return seen,
+            }
+            looks += 1;
         }
-        Err(why)
     }
 
     async fn is_installed(&self, wanted: &ProgramId) -> bool {
@@ -236,7 +236,8 @@ const BEING_RESTARTED: u32 = 118;
 const TIMEOUT: Duration = Duration::from_secs(40);
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 const TRIES: u32 = 5;
-const LOOKS_AFTER_ROLL_BACK: u32 = 6;
+/// Until an instance answers that was started anew.
+const LOOKS: u32 = 6;
 
 #[cfg(test)]
 pub(super) mod tests;
