@@ -254,7 +254,7 @@ fn upgrade(options: &Upgrade) -> Result<ExitCode, Box<dyn Error>> {
     let config = Config::read(&file.path)?;
     let text = match upgrade_command::ask(&config.host_root, request, &SystemClock) {
         Ok(true) => "the agent has noted it",
-        Ok(false) => "no agent works on this node now; the next one does it",
+        Ok(false) => "noted; no agent has taken it yet, which it does as soon as it looks after the pods of this node",
         Err(error) => return Err(format!("cannot tell the agent of this node, is there one? {error}").into()),
     };
     writeln!(io::stdout(), "{text}")?;

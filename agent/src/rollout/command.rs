@@ -86,6 +86,8 @@ pub fn document(state: &State, policy: Policy, now: i64) -> Value {
 fn word(state: &State, policy: Policy) -> &'static str {
     if state.paused.is_some() {
         "paused"
+    } else if state.program.is_none() {
+        "unknown"
     } else if policy.parallel == 0 {
         "off"
     } else if state.outdated == 0 && state.under_way.is_empty() {
@@ -110,6 +112,7 @@ fn stage(state: &State, policy: Policy, now: i64) -> String {
         }
         ("waits", _, Some(why)) => format!("waits for {why}"),
         ("off", ..) => "off (agent.upgrade.parallel is 0): pods get the program when they are made again".to_owned(),
+        ("unknown", ..) => "no agent has looked at the instances of this node yet".to_owned(),
         ("current", ..) => "every instance has this program".to_owned(),
         ("finished", ..) => "finished; the others failed, or have no open tunnel".to_owned(),
         ("canary", ..) => "canary".to_owned(),
@@ -172,7 +175,8 @@ mod tests {
         for (state, policy, word, sentence) in [
             (State { paused: Some(pause), ..state() }, off, "paused", "paused for 3 min: shop/web-0 was rolled back"),
             (state(), off, "off", "agent.upgrade.parallel is 0"),
-            (State::default(), Policy::DEFAULT, "current", "every instance"),
+            (State::default(), Policy::DEFAULT, "unknown", "no agent has looked"),
+            (State { outdated: 0, under_way: [].into(), ..state() }, Policy::DEFAULT, "current", "every instance"),
             (waiting, Policy::DEFAULT, "waits", "waits for the condition programs"),
             (State { is_finished: true, ..state() }, Policy::DEFAULT, "finished", "finished"),
             (State { canaries_passed: 0, ..state() }, Policy::DEFAULT, "canary", "canary"),

@@ -131,9 +131,11 @@ impl State {
         Ok(())
     }
 
-    /// Begins with another program. What the operator said stays.
+    /// Begins with another program. What the operator said stays, and so does a pause of which nobody knows with which
+    /// program it began.
     pub fn begin(&mut self, program: ProgramId) {
-        let paused = self.paused.take().filter(|pause| pause.by_operator);
+        let is_known = self.program.is_some();
+        let paused = self.paused.take().filter(|pause| pause.by_operator || !is_known);
         let (instances, outdated) = (self.instances, self.outdated);
         *self = Self { program: Some(program), paused, instances, outdated, ..Self::default() };
     }
@@ -211,6 +213,11 @@ mod tests {
         let mut state = paused(true);
         state.begin(ProgramId::test(2));
         assert!(state.paused.is_some() && state.canaries_passed == 0);
+        let mut damaged = State::unreadable("torn", 7);
+        damaged.begin(ProgramId::test(2));
+        assert!(damaged.paused.is_some(), "until an operator resumes, or the program after this one");
+        damaged.begin(ProgramId::test(3));
+        assert!(damaged.paused.is_none());
     }
 
     #[test]
