@@ -69,7 +69,7 @@ impl Metrics {
         *self.state().repairs.entry((kind, result(is_done))).or_default() += 1;
     }
 
-    /// Counts an upgrade of an instance, by one of [`upgrade::RESULTS`].
+    /// Counts an upgrade of an instance, by one of the results in `upgrade`.
     pub fn upgraded(&self, result: &'static str) {
         self.state().upgrade.ended(result);
     }

@@ -376,6 +376,12 @@ impl Keeper {
                 Protection::Waiting(why) => Some(Notice::no_certificate(pod, why)),
                 Protection::Closed(why) => Some(Notice::closed(pod, why)),
                 Protection::Stranded(why) => Some(Notice::stranded(pod, *why)),
+                // Whether it answers again is watched, and told if it does not.
+                Protection::Unprotected(Reason::NoInstance)
+                    if memory.roller.as_ref().is_some_and(|roller| roller.is_upgrading(sandbox)) =>
+                {
+                    None
+                }
                 Protection::Unprotected(reason) => {
                     let reason = reasons.get(sandbox.as_str()).copied().unwrap_or(*reason);
                     Some(Notice::unprotected(pod, &reason.to_string(), self.policy))

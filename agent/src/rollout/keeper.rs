@@ -155,6 +155,11 @@ impl Roller {
         Some(container)
     }
 
+    /// Whether the program of this container's instance is being replaced, or was and is watched.
+    pub(crate) fn is_upgrading(&self, container: &str) -> bool {
+        self.rollout.is_running(container)
+    }
+
     /// One line for the status of the node, if somebody should look after the roll-out.
     pub(crate) fn remark(&self) -> Option<String> {
         let pause = self.rollout.state().paused.as_ref()?;

@@ -145,6 +145,12 @@ impl Rollout {
         &self.state
     }
 
+    /// Whether an upgrade of this container's instance is under way.
+    #[must_use]
+    pub fn is_running(&self, container: &str) -> bool {
+        self.running.contains_key(container)
+    }
+
     /// Does what the operator asks for, at `now` in seconds since 1970.
     pub fn request(&mut self, request: Request, now: i64) -> Vec<Told> {
         match (request, self.state.paused.is_some()) {

@@ -76,6 +76,7 @@ impl Node {
             let mut ended = Vec::new();
             while let Some(step) = Roller::step(&mut self.roller).await {
                 assert!(self.busy.contains("c1"), "no repair begins meanwhile");
+                assert!(self.roller.as_ref().unwrap().is_upgrading("c1"));
                 ended.extend(self.roller.as_mut().unwrap().handle(&site, step, &mut self.busy));
             }
             assert!(self.busy.is_empty());
