@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
@@ -12,6 +13,7 @@ use serde_json::{Map, Value, json};
 
 use crate::durable;
 use crate::host_root::HostRoot;
+use crate::rollout::plan::Policy;
 
 /// Where `agent.json` lies in the agent's container.
 pub const CONFIG_FILE: &str = "/etc/nebula-cni-agent/agent.json";
@@ -37,6 +39,8 @@ pub struct Config {
     pub entry: Map<String, Value>,
     /// What to do with enrolled pods that run without a tunnel.
     pub unprotected: Unprotected,
+    /// How running instances get a new program.
+    pub upgrade: Policy,
     /// Whether the ranges that the API server shows for nodes are those of their pods.
     pub node_ranges: bool,
     /// Whether nodes carry a taint until their agent is ready.
@@ -178,6 +182,7 @@ impl Config {
                     ("report", Unprotected::Report),
                 ],
             )?,
+            upgrade: keys.upgrade()?,
             node_ranges: keys.boolean("nodeRanges", true)?,
             taint: keys.boolean("taint", false)?,
             pod_metrics: keys.boolean("podMetrics", true)?,
@@ -337,6 +342,32 @@ impl<'a> Keys<'a> {
         }
     }
 
+    fn upgrade(&self) -> Result<Policy, ConfigError> {
+        const EXPECTED: &str = "{\"canary\": N, \"parallel\": N, \"pauseOnFailure\": BOOLEAN, \"watchSeconds\": N}";
+        let Some(value) = self.0.get("upgrade") else { return Ok(Policy::DEFAULT) };
+        let keys = Keys(object("upgrade", value, EXPECTED)?);
+        only("upgrade", keys.0, &["canary", "parallel", "pauseOnFailure", "watchSeconds"])?;
+        let (default, most) = (Policy::DEFAULT, Policy::MOST);
+        let number = |key: &str, range: RangeInclusive<u32>, default| {
+            let Some(value) = keys.0.get(key) else { return Ok(default) };
+            let number =
+                value.as_u64().and_then(|number| u32::try_from(number).ok()).filter(|number| range.contains(number));
+            let expected = format!("a number from {} to {}", range.start(), range.end());
+            number.ok_or_else(|| refused(&format!("upgrade.{key}"), value, &expected))
+        };
+        let pause_on_failure = match keys.0.get("pauseOnFailure") {
+            None => default.pause_on_failure,
+            Some(Value::Bool(pauses)) => *pauses,
+            Some(other) => return Err(refused("upgrade.pauseOnFailure", other, "true or false")),
+        };
+        Ok(Policy {
+            canary: number("canary", 0..=most.canary, default.canary)?,
+            parallel: number("parallel", 0..=most.parallel, default.parallel)?,
+            pause_on_failure,
+            watch_seconds: number("watchSeconds", 1..=most.watch_seconds, default.watch_seconds)?,
+        })
+    }
+
     fn boolean(&self, key: &str, default: bool) -> Result<bool, ConfigError> {
         let Some(value) = self.0.get(key) else { return Ok(default) };
         value.as_bool().ok_or_else(|| refused(key, value, "true or false"))
@@ -409,7 +440,7 @@ pub const NODE_CREDENTIAL_FILE: &str = "/run/nebula-cni/agent/node-credential";
 /// Copy of the TLS roots of the CA, for instances.
 pub const TLS_CA_FILE: &str = "/run/nebula-cni/agent/tls.crt";
 
-const KEYS: [&str; 13] = [
+const KEYS: [&str; 14] = [
     "network",
     "strategy",
     "confDirs",
@@ -419,6 +450,7 @@ const KEYS: [&str; 13] = [
     "ca",
     "entry",
     "unprotected",
+    "upgrade",
     "nodeRanges",
     "taint",
     "podMetrics",
@@ -444,6 +476,7 @@ mod tests {
         assert_eq!(config.ca, Ca::Service { namespace: "nebula-system".into(), name: "nebula-ca".into(), port: 8443 });
         assert_eq!((config.strategy, config.unprotected, config.taint), (Strategy::File, Unprotected::Attach, false));
         assert_eq!((config.network, config.runtime_endpoint), (None, None));
+        assert_eq!(config.upgrade, Policy::DEFAULT);
         assert_eq!(config.listen.to_string(), "127.0.0.1:9476");
         assert_eq!(config.host_root.resolve(Path::new("/etc")), Path::new("/etc"));
     }
@@ -456,11 +489,14 @@ mod tests {
             "ca": {"url": "https://ca.example:8443", "serverName": "nebula-ca.nebula-system.svc"},
             "entry": {"enrol": {"namespaces": ["shop"]}, "mode": "strict"},
             "unprotected": "report", "taint": true, "listen": "0.0.0.0:9476", "nodeRanges": false,
+            "upgrade": {"canary": 2, "parallel": 0, "pauseOnFailure": false, "watchSeconds": 30},
         });
         let config = Config::parse(&text.to_string()).unwrap();
         assert_eq!((config.strategy, config.unprotected, config.taint), (Strategy::DropIn, Unprotected::Report, true));
         assert_eq!(config.runtime_endpoint.as_deref(), Some(Path::new("/run/crio/crio.sock")));
         assert_eq!((config.bin_dirs.len(), config.node_ranges), (2, false));
+        let upgrade = Policy { canary: 2, parallel: 0, pause_on_failure: false, watch_seconds: 30 };
+        assert_eq!(config.upgrade, upgrade);
         let entry = config.chain_entry("https://10.96.0.7:8443", Some("nebula-ca.nebula-system.svc"));
         assert_eq!(entry["type"], "nebula-cni-plugin");
         assert_eq!(entry["ca"]["tokenFile"], "/run/nebula-cni/agent/token");
@@ -501,6 +537,15 @@ mod tests {
             ("entry.stateDir", json!({"stateDir": "/x"})),
             ("entry.type", json!({"type": "x"})),
             ("unprotected", json!("kill")),
+            ("upgrade", json!(true)),
+            ("upgrade.canary", json!({"canary": -1})),
+            ("upgrade.canary", json!({"canary": 101})),
+            ("upgrade.parallel", json!({"parallel": "4"})),
+            ("upgrade.parallel", json!({"parallel": 65})),
+            ("upgrade.pauseOnFailure", json!({"pauseOnFailure": 1})),
+            ("upgrade.watchSeconds", json!({"watchSeconds": 0})),
+            ("upgrade.watchSeconds", json!({"watchSeconds": 1.5})),
+            ("upgrade.watch", json!({"watch": 1})),
             ("taint", json!("yes")),
             ("listen", json!("9476")),
             ("listen", json!("localhost:9476")),

@@ -22,6 +22,7 @@ pub mod readiness;
 pub mod reconcile;
 mod released;
 mod retirement;
+pub mod rollout;
 pub mod run;
 pub mod runtime;
 mod self_test;

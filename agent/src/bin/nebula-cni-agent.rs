@@ -20,6 +20,8 @@ use nebula_agent::node::Node;
 use nebula_agent::places::Places;
 use nebula_agent::readiness::verdict;
 use nebula_agent::reconcile::command::Keep;
+use nebula_agent::rollout::command as upgrade_command;
+use nebula_agent::rollout::plan::Request;
 use nebula_agent::run::{self, Options};
 use nebula_agent::runtime::Client;
 use nebula_agent::runtime::loaded::Directories;
@@ -42,6 +44,7 @@ enum Verb {
     Run(Run),
     Status(Status),
     Pods(Pods),
+    Upgrade(Upgrade),
     Uninstall(Uninstall),
     Check(ConfigFile),
     /// Only keep the pods of this node protected, with a chain that somebody else installed
@@ -97,6 +100,35 @@ struct Pods {
     pod: Option<String>,
 }
 
+/// Shows how far the installed program has reached the instances of this node; pauses and resumes that
+#[derive(Args)]
+struct Upgrade {
+    #[command(subcommand)]
+    verb: UpgradeVerb,
+}
+
+#[derive(Subcommand)]
+enum UpgradeVerb {
+    /// Show how many instances have the installed program, and which did not keep it
+    Status {
+        #[command(flatten)]
+        config: ConfigFile,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Upgrade no further instance of this node, also of later releases, until it is resumed
+    Pause {
+        #[command(flatten)]
+        config: ConfigFile,
+    },
+    /// Go on; instances that did not keep the program get it once more, beginning with a canary
+    Resume {
+        #[command(flatten)]
+        config: ConfigFile,
+    },
+}
+
 /// Removes Nebula from this node: chain, then tunnels, then programs. Can be repeated.
 #[derive(Args)]
 struct Uninstall {
@@ -127,6 +159,7 @@ fn main() -> ExitCode {
         Verb::Run(options) => run(options),
         Verb::Status(options) => status(&options),
         Verb::Pods(options) => pods(&options),
+        Verb::Upgrade(options) => upgrade(&options),
         Verb::Uninstall(options) => uninstall(&options),
         Verb::Check(file) => check(&file),
         Verb::Keep(options) => keep(options),
@@ -209,6 +242,39 @@ fn pods(options: &Pods) -> Result<ExitCode, Box<dyn Error>> {
         (None, false) => pod_status::table(&pods, SystemClock.unix_seconds()),
     };
     io::stdout().write_all(text.as_bytes())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn upgrade(options: &Upgrade) -> Result<ExitCode, Box<dyn Error>> {
+    let (file, request) = match &options.verb {
+        UpgradeVerb::Status { config, json } => return upgrade_status(&Config::read(&config.path)?, *json),
+        UpgradeVerb::Pause { config } => (config, Request::Pause),
+        UpgradeVerb::Resume { config } => (config, Request::Resume),
+    };
+    let config = Config::read(&file.path)?;
+    let text = match upgrade_command::ask(&config.host_root, request, &SystemClock) {
+        Ok(true) => "the agent has noted it",
+        Ok(false) => "noted; no agent has taken it yet, which it does as soon as it looks after the pods of this node",
+        Err(error) => return Err(format!("cannot tell the agent of this node, is there one? {error}").into()),
+    };
+    writeln!(io::stdout(), "{text}")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn upgrade_status(config: &Config, json: bool) -> Result<ExitCode, Box<dyn Error>> {
+    let now = SystemClock.unix_seconds();
+    let state = upgrade_command::status(&config.host_root, now);
+    let text = match json {
+        true => {
+            let document = upgrade_command::document(&state, config.upgrade, now);
+            visible_json(&format!("{document:#}")).into_owned() + "\n"
+        }
+        false => upgrade_command::table(&state, config.upgrade, now),
+    };
+    io::stdout().write_all(text.as_bytes())?;
+    if status::ask(config.listen).is_err() {
+        eprintln!("nebula-cni-agent: no agent answers on this node; this is what the last one noted");
+    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -9,6 +9,8 @@ use crate::readiness::{Part, Standing};
 use crate::reconcile::old_settings::ADVICE;
 use crate::reconcile::plan::Stranded;
 use crate::reconcile::repair::RepairError;
+use crate::rollout::plan::Told;
+use crate::rollout::state::Failure;
 
 /// One thing to tell.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -171,6 +173,54 @@ impl Notice {
         }
     }
 
+    /// Something about the roll-out of the instances' program, which is of this version as far as it is known.
+    #[must_use]
+    pub fn of_rollout(told: &Told, version: &str) -> Self {
+        let version = if version.is_empty() { String::new() } else { format!(" (version {version})") };
+        let (pod, is_warning, reason, note) = match told {
+            Told::Upgraded(pod) => {
+                let note = format!(
+                    "The instance of the pod's tunnel runs the installed program{version} now, and took over from the one before."
+                );
+                (Some(pod), false, "NebulaUpgraded", note)
+            }
+            Told::Failed(pod, Failure::NotUpgraded, why) => {
+                let note = format!("The instance of the pod's tunnel keeps the program that it had: {why}");
+                (Some(pod), true, "NebulaNotUpgraded", note)
+            }
+            Told::Failed(pod, Failure::RolledBack, why) => {
+                let note = format!("The instance of the pod's tunnel has the program from before again: {why}");
+                (Some(pod), true, "NebulaRolledBack", note)
+            }
+            Told::Failed(pod, Failure::NotRolledBack, why) => {
+                let note = format!(
+                    "The instance of the pod's tunnel does not work well with the installed program: {why}. If the pod has \
+                     no connections, delete it: its controller recreates it."
+                );
+                (Some(pod), true, "NebulaNotRolledBack", note)
+            }
+            Told::CanaryPassed(left) => {
+                let note = format!("The first pods keep the installed program{version}; {left} more follow.");
+                (None, false, "NebulaCanaryPassed", note)
+            }
+            Told::Paused(why) => {
+                let note = format!(
+                    "No further pod of this node gets the installed program: {why}. \"nebula-cni-agent upgrade resume\" in the \
+                     agent's pod goes on, and another release begins anew."
+                );
+                (None, true, "NebulaUpgradePaused", note)
+            }
+            Told::Resumed => (None, false, "NebulaUpgradeResumed", "Pods get the installed program again.".to_owned()),
+            Told::Finished(upgraded, outdated) => {
+                let note = format!(
+                    "{upgraded} running pods have the installed program{version}; {outdated} go on with another one."
+                );
+                (None, false, "NebulaUpgradeFinished", note)
+            }
+        };
+        Self { pod: pod.cloned(), is_warning, reason, action: "Upgrade", note }
+    }
+
     /// A part of the agent's work on the node went wrong.
     #[must_use]
     pub fn of_part(part: Part, standing: &Standing) -> Self {
@@ -238,6 +288,26 @@ mod tests {
             assert!(told.is_warning && told.reason == "NebulaCertificateLost", "{told:?}");
             assert!(told.note.contains(word) && told.note.to_lowercase().contains("delete the pod"), "{told:?}");
         }
+    }
+
+    #[test]
+    fn what_is_told_of_a_roll_out_names_the_cause_and_how_to_go_on() {
+        let told = |told: &Told| Notice::of_rollout(told, "0.2.0");
+        let upgraded = told(&Told::Upgraded(pod()));
+        assert!(!upgraded.is_warning && upgraded.note.contains("(version 0.2.0)"), "{upgraded:?}");
+        for (failure, reason) in [
+            (Failure::NotUpgraded, "NebulaNotUpgraded"),
+            (Failure::RolledBack, "NebulaRolledBack"),
+            (Failure::NotRolledBack, "NebulaNotRolledBack"),
+        ] {
+            let failed = told(&Told::Failed(pod(), failure, "it crashed".into()));
+            assert!(failed.is_warning && failed.pod.is_some() && failed.note.contains("it crashed"), "{failed:?}");
+            assert_eq!(failed.reason, reason);
+        }
+        let paused = told(&Told::Paused("shop/web-0 was rolled back".into()));
+        assert!(paused.pod.is_none() && paused.is_warning && paused.note.contains("upgrade resume"), "{paused:?}");
+        let finished = Notice::of_rollout(&Told::Finished(3, 1), "");
+        assert_eq!(finished.note, "3 running pods have the installed program; 1 go on with another one.");
     }
 
     #[test]

@@ -91,7 +91,7 @@ impl Worker {
     }
 
     async fn report(&mut self, recorder: &Recorder, notice: &Notice) {
-        if !self.throttle.admits(&object(notice.pod.as_ref()), notice.reason, SystemClock.now()) {
+        if !self.throttle.admits(&object(notice.pod.as_ref()), notice.reason, notice.is_warning, SystemClock.now()) {
             return;
         }
         tracing::info!(reason = notice.reason, pod = %object(notice.pod.as_ref()), note = %notice.note, "event");

@@ -2,6 +2,7 @@
 //! every instance with the labels of its pod.
 
 mod table;
+mod upgrade;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -13,6 +14,7 @@ use nebula_cni_contract::instance_status::Status;
 
 use self::table::TableNumbers;
 pub(crate) use self::table::Written;
+use self::upgrade::UpgradeNumbers;
 use crate::reconcile::plan::{Protection, Stand};
 
 /// What is counted and shown. Instances are asked by the reconciliation, not for each scrape: their numbers are at most
@@ -34,6 +36,7 @@ struct State {
     repairs: BTreeMap<(&'static str, &'static str), u64>,
     events: BTreeMap<&'static str, u64>,
     releases: BTreeMap<&'static str, u64>,
+    upgrade: UpgradeNumbers,
     table: TableNumbers,
 }
 
@@ -64,6 +67,16 @@ impl Metrics {
     /// Counts a repair.
     pub fn repaired(&self, kind: &'static str, is_done: bool) {
         *self.state().repairs.entry((kind, result(is_done))).or_default() += 1;
+    }
+
+    /// Counts an upgrade of an instance, by one of the results in `upgrade`.
+    pub fn upgraded(&self, result: &'static str) {
+        self.state().upgrade.ended(result);
+    }
+
+    /// Takes how many instances run another program than the installed one, and whether their upgrade is paused.
+    pub fn outdated(&self, instances: usize, is_paused: bool) {
+        self.state().upgrade.looked(instances, is_paused);
     }
 
     /// Counts an event that was reported, or could not be.
@@ -137,6 +150,7 @@ impl Metrics {
             state.failed_looks,
         );
         one(&mut out, "nebula_cni_look_seconds", "gauge", "Time that the last look took.", state.look.as_secs_f64());
+        state.upgrade.write_to(&mut out);
         state.table.write_to(&mut out, SystemClock.now());
         if self.by_pod {
             of_pods(&mut out, &state.pods);

@@ -115,7 +115,9 @@ impl Keep {
         tokio::spawn(released::run(releaser, entry.clone()));
         let runtime = Client::find(self.runtime.as_deref(), &host)?;
         let plugin = Plugin { path: self.plugin, host };
-        Keeper { plugin, runtime, entry, policy: self.unprotected, api_queue, metrics, readiness }.run().await;
+        let policy = self.unprotected;
+        // Whoever installs the programs here upgrades the instances.
+        Keeper { plugin, runtime, entry, policy, api_queue, metrics, readiness, rollout: None }.run().await;
         Ok(())
     }
 }

@@ -31,6 +31,8 @@ pub struct Entry {
     pub exclude: Vec<IpNet>,
     /// Where load balancers have addresses that captured pods reach through their tunnels.
     pub load_balancers: Vec<IpNet>,
+    /// The program of instances, if the entry names one; else it lies beside the plugin.
+    pub instance: Option<PathBuf>,
     /// UDP ports of instances; `None`: they are not at the addresses of their nodes.
     pub ports: Option<(u16, u16)>,
     stdin: Map<String, Value>,
@@ -95,6 +97,7 @@ impl Entry {
             network: request.config.name,
             state_dir: settings.state_dir,
             ca: settings.ca,
+            instance: settings.instance,
             pod_ranges: terms.ranges,
             exclude: terms.exclude,
             load_balancers: terms.load_balancers,

@@ -23,6 +23,7 @@ use crate::cluster::queue::ApiQueue;
 use crate::config::Unprotected;
 use crate::metrics::Metrics;
 use crate::readiness::{Part, Readiness, Standing};
+use crate::rollout::keeper::{Roller, Site, Terms};
 use crate::runtime::Client;
 
 /// Keeps the pods of one node protected.
@@ -42,6 +43,8 @@ pub struct Keeper {
     pub metrics: Arc<Metrics>,
     /// The board on which the first reconciliation is noted.
     pub readiness: Readiness,
+    /// How running instances get the installed program; `None`: they do not.
+    pub rollout: Option<Terms>,
 }
 
 /// What the loop remembers from one look to the next.
@@ -49,7 +52,7 @@ pub struct Keeper {
 struct Memory {
     observer: Observer,
     backoff: Backoff,
-    /// Containers that a repair is working on.
+    /// Containers that a repair or an upgrade is working on.
     busy: HashSet<String>,
     repairs: JoinSet<(Vec<Repair>, Result<Outcome, RepairError>)>,
     /// Containers that were found to stay without a tunnel, whatever is tried.
@@ -60,6 +63,7 @@ struct Memory {
     depth: Depth,
     records: Option<SystemTime>,
     settings: Handing,
+    roller: Option<Roller>,
 }
 
 /// How running pods get the settings of the entry.
@@ -103,6 +107,7 @@ impl Keeper {
                 due: SystemClock.now(),
                 found: OldSettings::default(),
             },
+            roller: self.rollout.as_ref().map(|terms| Roller::new(terms, &self.plugin)),
         };
         let mut tick = tokio::time::interval(QUICK_INTERVAL);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -146,10 +151,23 @@ impl Keeper {
         self.tell(&plan, &old, memory);
         self.begin(entry, &plan, memory);
         self.hand_over_settings(entry, memory);
+        if let Some(roller) = &mut memory.roller {
+            roller.look(&self.site(entry), &seen, &plan, &mut memory.busy).await;
+        }
         if seen.records.iter().any(|record| record.has_rules) {
             self.look_after_rules(entry, memory);
         }
-        self.readiness.set(Part::Reconciled, standing(&plan, &old));
+        self.readiness.set(Part::Reconciled, standing(&plan, &old, memory.roller.as_ref().and_then(Roller::remark)));
+    }
+
+    fn site<'a>(&'a self, entry: &'a Arc<Entry>) -> Site<'a> {
+        Site {
+            plugin: &self.plugin,
+            entry,
+            api_queue: &self.api_queue,
+            metrics: &self.metrics,
+            readiness: &self.readiness,
+        }
     }
 
     /// Has the plugin compare running pods with the entry, at once when it has changed, and from time to time because
@@ -188,7 +206,7 @@ impl Keeper {
 
     /// Waits for the next look: a tick, the end of a repair, a changed record or pod, another chain. Returns how
     /// thorough it has to be.
-    async fn wait(&mut self, entry: &Entry, memory: &mut Memory, tick: &mut tokio::time::Interval) -> Depth {
+    async fn wait(&mut self, entry: &Arc<Entry>, memory: &mut Memory, tick: &mut tokio::time::Interval) -> Depth {
         let mut records = tokio::time::interval(RECORDS_INTERVAL);
         records.tick().await;
         loop {
@@ -209,6 +227,13 @@ impl Keeper {
                     if let Ok(outcome) = ended {
                         self.handed_over(outcome, memory);
                         return Depth::Glance;
+                    }
+                }
+                Some(step) = Roller::step(&mut memory.roller) => {
+                    // What follows is started here: the next look may be two seconds away.
+                    let ended = memory.roller.as_mut().and_then(|roller| roller.handle(&self.site(entry), step, &mut memory.busy));
+                    if let Some(container) = ended {
+                        memory.observer.forget(&container);
                     }
                 }
                 Some(ended) = memory.repairs.join_next() => {
@@ -351,6 +376,12 @@ impl Keeper {
                 Protection::Waiting(why) => Some(Notice::no_certificate(pod, why)),
                 Protection::Closed(why) => Some(Notice::closed(pod, why)),
                 Protection::Stranded(why) => Some(Notice::stranded(pod, *why)),
+                // Whether it answers again is watched, and told if it does not.
+                Protection::Unprotected(Reason::NoInstance)
+                    if memory.roller.as_ref().is_some_and(|roller| roller.is_upgrading(sandbox)) =>
+                {
+                    None
+                }
                 Protection::Unprotected(reason) => {
                     let reason = reasons.get(sandbox.as_str()).copied().unwrap_or(*reason);
                     Some(Notice::unprotected(pod, &reason.to_string(), self.policy))
@@ -364,7 +395,7 @@ impl Keeper {
 }
 
 /// The node is ready all the same: these pods do no harm, and others are not like them.
-fn standing(plan: &Plan, old: &OldSettings) -> Standing {
+fn standing(plan: &Plan, old: &OldSettings, remark: Option<String>) -> Standing {
     let mut text = "sandboxes and records are compared".to_owned();
     let opted_out = |stand: &Stand| (stand.protection == Protection::OptedOut).then(|| name(&stand.pod));
     if let Some(pods) = named(plan.pods.iter().filter_map(opted_out).collect()) {
@@ -375,11 +406,12 @@ fn standing(plan: &Plan, old: &OldSettings) -> Standing {
         _ => None,
     };
     let old = old.line();
-    if let Some(line) = &old {
+    for line in old.iter().chain(&remark) {
         text += &format!("; {line}");
     }
     match named(plan.pods.iter().filter_map(stranded).collect()) {
         None if old.is_some() => Standing::good(text).advice(old_settings::ADVICE),
+        None if remark.is_some() => Standing::good(text).advice("nebula-cni-agent upgrade status says more"),
         None => Standing::good(text),
         Some(pods) => Standing::good(format!("{text}; {pods} waiting for a token"))
             .advice("delete the pods that stay so: no init container will show their tokens again"),
@@ -427,17 +459,23 @@ mod tests {
     #[test]
     fn the_status_names_stranded_pods_and_stays_good() {
         let well = Plan { pods: vec![stand("web", Protection::Protected)], repairs: Vec::new() };
-        assert_eq!(standing(&well, &OldSettings::default()), Standing::good("sandboxes and records are compared"));
+        assert_eq!(
+            standing(&well, &OldSettings::default(), None),
+            Standing::good("sandboxes and records are compared")
+        );
         let mut plan = well;
         plan.pods.push(stand("old", Protection::OptedOut));
-        let told = standing(&plan, &OldSettings::default());
+        let told = standing(&plan, &OldSettings::default(), None);
         assert!(told.ok && told.reason.ends_with("1 pod(s) (shop/old) opted out by annotation"), "{told:?}");
         plan.pods.extend((0..12).map(|n| stand(&format!("db-{n}"), Protection::Stranded(Stranded::CertificateLost))));
-        let told = standing(&plan, &OldSettings::default());
+        let told = standing(&plan, &OldSettings::default(), None);
         assert!(
             told.ok && told.reason.contains("12 pod(s)") && told.reason.contains("shop/db-9 (its instance"),
             "{told:?}"
         );
         assert!(!told.reason.contains("db-10") && told.advice.contains("delete"), "{told:?}");
+        let paused = standing(&Plan::default(), &OldSettings::default(), Some("the roll-out is paused".into()));
+        assert!(paused.ok && paused.reason.ends_with("; the roll-out is paused"), "{paused:?}");
+        assert!(paused.advice.contains("upgrade status"), "{paused:?}");
     }
 }

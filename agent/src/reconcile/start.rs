@@ -21,6 +21,7 @@ use crate::node::Node;
 use crate::places::Places;
 use crate::readiness::{Part, Readiness, Standing};
 use crate::released::{self, Releaser};
+use crate::rollout::keeper::Terms;
 use crate::runtime::Client;
 use crate::runtime::loaded::Loaded;
 
@@ -53,6 +54,7 @@ pub async fn keep(
         api_queue,
         metrics,
         readiness: readiness.clone(),
+        rollout: Some(Terms { policy: config.upgrade, retirement: shared.retirement.clone() }),
     };
     tokio::join!(follow(shared, runtime, published, loaded), released::run(releaser, entry), keeper.run());
 }

@@ -203,6 +203,7 @@ fn the_dashboard_shows_every_metric_of_our_own_and_none_that_does_not_exist() {
         include_str!("../../../agent/src/listener.rs"),
         include_str!("../../../agent/src/metrics/mod.rs"),
         include_str!("../../../agent/src/metrics/table.rs"),
+        include_str!("../../../agent/src/metrics/upgrade.rs"),
     ];
     let rules = include_str!("../../../deploy/prometheus-rules.yaml");
     let mut used = 0;

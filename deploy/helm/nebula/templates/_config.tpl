@@ -128,6 +128,7 @@ that address if it is one. */ -}}
   "ca" (include "nebula.caOfNodes" . | fromJson)
   "entry" (include "nebula.entry" . | fromJson)
   "unprotected" .Values.agent.unprotected
+  "upgrade" .Values.agent.upgrade
   "taint" .Values.agent.taint
   "listen" .Values.agent.listen }}
 {{- if not (dig "kubernetes" "node_ranges" true .Values.ca.policy) }}{{ $_ := set $agent "nodeRanges" false }}{{ end }}
