@@ -24,6 +24,7 @@ use nebula_cni_plugin::request::is_name;
 use nebula_cni_plugin::supervisor::{Direct, Systemd, systemd};
 use nebula_cni_plugin::verb::del::detach;
 use nebula_cni_plugin::verb::reconcile;
+use nebula_cni_plugin::verb::upgrade::previous_of;
 
 use crate::chain::folder;
 use crate::cni_cache;
@@ -122,7 +123,9 @@ pub fn run(
     }
     systemd::stop_empty_slices(&SystemClock);
     for dir in &places.bin {
-        remove(&host.resolve(&dir.join(INSTANCE)))?;
+        let instance = host.resolve(&dir.join(INSTANCE));
+        remove(&instance)?;
+        remove(&previous_of(&instance))?;
     }
     let cached: Vec<_> = cni_cache::attachments_for_good(host).iter().map(|path| path.display().to_string()).collect();
     if !cached.is_empty() {

@@ -83,7 +83,7 @@ impl Upgrade {
     /// `has_begun` an agent that has ended did the first.
     pub async fn carry_out(&self, before: &Before, wanted: &ProgramId, watch: Duration, has_begun: bool) -> Outcome {
         let reply = match has_begun {
-            true => Reply { upgraded: true, pid: None, version: String::new() },
+            true => Reply { upgraded: true, pid: None, version: None },
             false => match self.call(false).await {
                 Ok(reply) => reply,
                 Err(error) => return self.refused(error, wanted).await,
@@ -94,7 +94,7 @@ impl Upgrade {
         }
         let gate = Gate { wanted: wanted.clone(), pid: reply.pid, watch };
         match self.watch(&gate, before).await {
-            Ok(()) => Outcome::Upgraded(shortened(&reply.version)),
+            Ok(()) => Outcome::Upgraded(shortened(reply.version.as_deref().unwrap_or_default())),
             Err(Ended::Gone) => Outcome::Gone,
             Err(Ended::Fault(Fault::OtherProgram)) if !self.is_installed(wanted).await => {
                 Outcome::Postponed("another program was installed meanwhile".to_owned())
@@ -127,7 +127,7 @@ impl Upgrade {
         match error {
             ProgramError::Refused { code: code::TRY_AGAIN, .. } => Outcome::Postponed(why),
             ProgramError::Refused { code: code::UNKNOWN_CONTAINER, .. } => Outcome::Gone,
-            ProgramError::Refused { code: BEING_RESTARTED, .. } => {
+            ProgramError::Refused { code: code::INSTANCE_LOST, .. } => {
                 self.roll_back(Fault::Interrupted(why), wanted).await
             }
             ProgramError::Refused { .. } => Outcome::Refused(why),
@@ -222,7 +222,7 @@ struct Reply {
     pid: Option<i32>,
     /// The version of its program.
     #[serde(default)]
-    version: String,
+    version: Option<String>,
 }
 
 enum Ended {
@@ -230,8 +230,6 @@ enum Ended {
     Fault(Fault),
 }
 
-/// How the plugin says that the instance ended in the middle, and that its supervisor starts it again.
-const BEING_RESTARTED: u32 = 118;
 /// Longer than the plugin takes at most, so that it ends by itself.
 const TIMEOUT: Duration = Duration::from_secs(40);
 const LOOK_AGAIN: Duration = Duration::from_millis(500);

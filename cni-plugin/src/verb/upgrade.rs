@@ -19,7 +19,7 @@ use crate::attachment::lock::Lock;
 use crate::attachment::record::{Files, Found, Record, State};
 use crate::host::Host;
 use crate::reply::{Error, code};
-use crate::supervisor::{Launch, StartFailure};
+use crate::supervisor::{Known, Launch, StartFailure};
 
 /// The program that is to take over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,23 +53,32 @@ pub fn run(files: &Files, target: Target, host: &Host<'_>) -> Result<Upgraded, E
     let pod = format!("pod {}/{}", record.target.pod.namespace, record.target.pod.name);
     let named = |code, why: String| Error::new(code, format!("{pod}: {why}"));
     let unreachable = |why: String| named(code::INSTANCE_UNREACHABLE, format!("its instance does not answer: {why}"));
-    let status = Status::ask(&record.status_socket).map_err(|error| unreachable(error.to_string()))?;
-    let pid = status.pid.ok_or_else(|| unreachable("it does not say which process it is".to_owned()))?;
+    let unfit = |why: String| named(code::INSTANCE_FAILED, why);
     let installed = installed_of(&record.instance);
     let program = match target {
         Target::Installed => installed.clone(),
         Target::Previous => previous_of(&installed),
     };
+    let wanted = check(&program).map_err(unfit)?;
+    let mut upgrade = Upgrade { files, record, pod: &pod, host };
+    let status = match upgrade.answer(|_| true) {
+        Ok(status) => status,
+        // It is dead, or might as well be: nothing is lost by the program before.
+        Err(_) if target == Target::Previous => {
+            return upgrade.start_again(&program).map_err(|why| named(code::INSTANCE_LOST, why));
+        }
+        Err(error) => return Err(unreachable(error.to_string())),
+    };
+    let pid = status.pid.ok_or_else(|| unreachable("it does not say which process it is".to_owned()))?;
     let running = running(pid).map_err(|error| unreachable(error.to_string()))?;
-    let unfit = |why: String| named(code::INSTANCE_FAILED, why);
-    if check(&program).map_err(unfit)? == id(&running) {
+    if wanted == id(&running) {
         return Ok(Upgraded { upgraded: false, pid, version: status.version });
     }
+    let record = &upgrade.record;
     if record.state != State::Running || status.state != InstanceState::Running {
         let why = format!("its instance is {}, and has nothing to hand over", status.state.word());
         return Err(named(code::TRY_AGAIN, why));
     }
-    let mut upgrade = Upgrade { files, record, pod: &pod, host };
     upgrade.keep_only(pid, ENDS_WITHIN).map_err(|why| named(code::TRY_AGAIN, why))?;
     let back = match target {
         Target::Installed => {
@@ -116,7 +125,12 @@ impl Upgrade<'_> {
         };
         let deadline = Deadline::after(host.clock, TAKES_OVER_WITHIN);
         let ready = supervisor.start(&launch, host.clock, deadline, &mut started).map_err(|failure| said(&failure));
-        let serving = ready.and_then(|()| self.serving(old).ok_or_else(|| UNKNOWN.to_owned()));
+        // Until the old process is gone, either may answer.
+        let of_another = |status: &Status| status.pid.is_some_and(|pid| pid != old);
+        let serving = ready.and_then(|()| match self.answer(of_another) {
+            Ok(Status { pid: Some(pid), version, .. }) => Ok((pid, version)),
+            Ok(_) | Err(_) => Err(UNKNOWN.to_owned()),
+        });
         let serves = serving.as_ref().map_or(old, |(pid, _)| *pid);
         // The new process must be gone before anybody else takes over from the old one.
         let alone = self.keep_only(serves, if serving.is_ok() { ENDS_WITHIN } else { Duration::ZERO });
@@ -131,13 +145,14 @@ impl Upgrade<'_> {
         serving
     }
 
-    /// The process that answers, other than `old`, and its release. Until the old process is gone, either may answer.
-    fn serving(&self, old: i32) -> Option<(i32, Option<String>)> {
+    /// The status of the instance, once it is as `wanted`.
+    fn answer(&self, wanted: impl Fn(&Status) -> bool) -> io::Result<Status> {
         let deadline = Deadline::after(self.host.clock, ANSWERS_WITHIN);
         loop {
             match Status::ask(&self.record.status_socket) {
-                Ok(Status { pid: Some(pid), version, .. }) if pid != old => return Some((pid, version)),
-                _ if deadline.is_over(self.host.clock) => return None,
+                Ok(status) if wanted(&status) => return Ok(status),
+                Ok(_) if deadline.is_over(self.host.clock) => return Err(io::ErrorKind::TimedOut.into()),
+                Err(error) if deadline.is_over(self.host.clock) => return Err(error),
                 _ => self.host.clock.sleep(ASK_AGAIN),
             }
         }
@@ -168,19 +183,18 @@ impl Upgrade<'_> {
                 Error::new(code::INSTANCE_FAILED, msg).details(format!("the other one took over and ended: {failure}"))
             }
             _ => {
-                let started = self.start_again(back);
                 let msg = format!("{pod}: neither program served, and its connections are lost");
-                let now = started.err().map_or_else(
-                    || "the program of before is being started".to_owned(),
-                    |why| format!("the program of before cannot be started either: {why}"),
-                );
+                let now = match self.start_again(back) {
+                    Ok(_) => "the program of before was started".to_owned(),
+                    Err(why) => format!("the program of before cannot be started either: {why}"),
+                };
                 Error::new(code::INSTANCE_LOST, msg).details(format!("{failure}; {now}"))
             }
         }
     }
 
-    fn start_again(&mut self, program: &Path) -> Result<(), String> {
-        use crate::supervisor::Known;
+    /// Starts `program` in place of an instance that is dead or does not answer.
+    fn start_again(&mut self, program: &Path) -> Result<Upgraded, String> {
         let Self { files, record, host, .. } = self;
         let supervisor = host.supervisor(record.supervisor);
         supervisor.stop(files, Known::Recorded(record.processes()), host.clock)?;
@@ -199,7 +213,10 @@ impl Upgrade<'_> {
             (record.process, record.predecessor) = (process, None);
             record.save(files)
         };
-        supervisor.restart(&launch, host.clock, &mut started).map_err(|failure| said(&failure))
+        supervisor.restart(&launch, host.clock, &mut started).map_err(|failure| said(&failure))?;
+        let Status { pid, version, .. } =
+            self.answer(|status| status.pid.is_some()).map_err(|error| format!("it does not answer: {error}"))?;
+        Ok(Upgraded { upgraded: true, pid: pid.unwrap_or_default(), version })
     }
 }
 
@@ -232,7 +249,8 @@ fn id(found: &Metadata) -> (u64, u64) {
 }
 
 /// Where a copy of the program is that was replaced last.
-fn previous_of(installed: &Path) -> PathBuf {
+#[must_use]
+pub fn previous_of(installed: &Path) -> PathBuf {
     let name = installed.file_name().unwrap_or_default().to_string_lossy();
     installed.with_file_name(format!(".{name}.{PREVIOUS}"))
 }
@@ -272,7 +290,9 @@ fn keep(pid: i32, running: &Metadata, path: &Path) -> io::Result<()> {
     if is_there || is_copy(&mut from, path) {
         return Ok(());
     }
-    let new = path.with_extension(format!("new-{}", std::process::id()));
+    // The agent removes what is left of such a file if this process is killed.
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let new = path.with_file_name(format!(".{}.tmp-{}", name.trim_start_matches('.'), std::process::id()));
     let written = File::options().write(true).create_new(true).mode(0o700).open(&new).and_then(|mut to| {
         io::Seek::rewind(&mut from)?;
         io::copy(&mut from, &mut to)?;

@@ -5,4 +5,5 @@ mod node_credential;
 mod orders;
 mod prepared;
 mod repair;
+mod rollout;
 mod units;

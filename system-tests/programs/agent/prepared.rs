@@ -89,17 +89,22 @@ impl Prepared {
     }
 
     pub(crate) fn start(&mut self) {
+        self.start_from(&binary("nebula-cni-agent"));
+    }
+
+    /// Starts this program of an agent, which installs the programs beside it.
+    pub(crate) fn start_from(&mut self, agent: &Path) {
         let (config, token, trust) =
             (self.config(), self.cluster.ca_file("node.token"), self.cluster.ca_file("tls.crt"));
         let arguments = ["run", "--config", &config, "--token-file", &token, "--trust-file", &trust];
-        self.cluster.world.start_in("agent", "n1", &binary("nebula-cni-agent"), &arguments);
+        self.cluster.world.start_in("agent", "n1", agent, &arguments);
     }
 
     pub(crate) fn stop(&mut self, signal: Signal) {
         self.cluster.world.stop("agent", signal);
     }
 
-    fn config(&self) -> String {
+    pub(crate) fn config(&self) -> String {
         self.config.display().to_string()
     }
 
@@ -132,7 +137,7 @@ impl Prepared {
     }
 
     /// Sets a key of `agent.json`, for the next start.
-    fn configure(&self, key: &str, value: Value) {
+    pub(crate) fn configure(&self, key: &str, value: Value) {
         let mut config: Value = serde_json::from_slice(&fs::read(&self.config).expect("agent.json")).expect("JSON");
         config[key] = value;
         fs::write(&self.config, config.to_string()).expect("write agent.json");

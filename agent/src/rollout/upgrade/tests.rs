@@ -169,7 +169,7 @@ fn a_plugin_that_dies_or_says_nonsense_is_judged_by_what_the_instance_runs() {
     let died = "if [ \"$6\" ]; then become old; done_with $OLD; else become new; kill -9 $$; fi";
     let site = Site::new(&json!({}), died);
     assert!(matches!(site.run(SHORT, false), Outcome::RolledBack(Fault::Interrupted(_))));
-    let restarted = "if [ \"$6\" ]; then become old; done_with $OLD; else become new; refuse 118 'it ended'; fi";
+    let restarted = "if [ \"$6\" ]; then become old; done_with $OLD; else become new; refuse 120 'it ended'; fi";
     let site = Site::new(&json!({}), restarted);
     assert!(matches!(site.run(SHORT, false), Outcome::RolledBack(Fault::Interrupted(why)) if why.contains("it ended")));
 }
