@@ -8,8 +8,8 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, OwnedFd};
 
-use aws_lc_rs::digest::{SHA256, digest};
-use nebula_cert::issuance::{Reply, Trust};
+use aws_lc_rs::digest::{Context, Digest, SHA256, digest};
+use nebula_cert::issuance::{MAX_REPLY, Reply, Trust};
 use nebula_cert::{Identity, PrivateKey, UnixTime};
 use nebula_enrolment::ca_client::{Issued, accept};
 use nebula_linux::descriptors::take_passed;
@@ -81,6 +81,12 @@ impl Kept {
     pub(crate) fn put_trust(&mut self, trust: &Trust) {
         let Some(mut contents) = self.read() else { return };
         let reply = &mut contents.reply;
+        let has_key = trust.renewal_key.is_none() || trust.renewal_key == reply.renewal_key;
+        if has_key
+            && (&reply.ca, &reply.blocklist, &reply.lighthouses) == (&trust.ca, &trust.blocklist, &trust.lighthouses)
+        {
+            return;
+        }
         (reply.ca, reply.blocklist) = (trust.ca.clone(), trust.blocklist.clone());
         reply.lighthouses = trust.lighthouses.clone();
         reply.renewal_key = trust.renewal_key.clone().or_else(|| reply.renewal_key.take());
@@ -89,10 +95,10 @@ impl Kept {
 
     fn read(&mut self) -> Option<Contents> {
         self.0.seek(SeekFrom::Start(0)).ok()?;
-        let length = usize::try_from(self.0.metadata().ok()?.len()).ok()?.min(MAX_CONTENTS);
+        let length = usize::try_from(self.0.metadata().ok()?.len()).ok()?.min(HEADER_BYTES + MAX_CONTENTS);
         // A little more, so that the library need not grow it, which would leave a copy behind.
         let mut bytes = Zeroizing::new(Vec::with_capacity(length + 64));
-        (&self.0).take(MAX_CONTENTS as u64).read_to_end(&mut bytes).ok()?;
+        (&self.0).take((HEADER_BYTES + MAX_CONTENTS) as u64).read_to_end(&mut bytes).ok()?;
         let (hash, rest) = bytes.split_at_checked(HASH_BYTES)?;
         let (length, rest) = rest.split_at_checked(LENGTH_BYTES)?;
         let length = usize::try_from(u64::from_le_bytes(length.try_into().ok()?)).ok()?;
@@ -102,34 +108,65 @@ impl Kept {
     }
 
     fn write(&mut self, contents: &Contents) {
-        // What does not fit takes the place of what is there, too: an older blocklist must not come back.
-        let bytes = encode(contents);
-        let written = self.0.seek(SeekFrom::Start(0)).and_then(|_| match &bytes {
-            Ok(bytes) => self.0.write_all(bytes),
-            Err(_) => self.0.write_all(&[0; HASH_BYTES + LENGTH_BYTES]),
-        });
-        let written = written.and_then(|()| bytes.map(drop));
-        if let Err(error) = written {
-            tracing::debug!(%error, "The certificate is not kept over a restart");
+        if let Err(error) = self.try_write(contents) {
+            tracing::error!(error = errno::text(&error), "The certificate is not kept for the next instance");
         }
+    }
+
+    /// What does not fit takes the place of what is there, too: an older blocklist must not come back.
+    fn try_write(&mut self, contents: &Contents) -> io::Result<()> {
+        self.0.seek(SeekFrom::Start(0))?;
+        // Until everything is there, nothing is valid.
+        self.0.write_all(&[0; HEADER_BYTES])?;
+        let mut text = TextWriter::new(&self.0);
+        serde_json::to_writer(&mut text, contents)?;
+        let (length, hash) = text.finish()?;
+        self.0.seek(SeekFrom::Start(0))?;
+        self.0.write_all(&[hash.as_ref(), &length.to_le_bytes()].concat())
     }
 }
 
-fn encode(contents: &Contents) -> io::Result<Zeroizing<Vec<u8>>> {
-    // Reserved at once, because growing would leave copies of the key behind. Escapes may take twice the space.
-    let Reply { certificate, ca, blocklist, lighthouses, .. } = &contents.reply;
-    let lists = blocklist.iter().chain(lighthouses.values().flatten()).map(|item| item.len() + 64).sum::<usize>();
-    let size = 2 * (contents.key.len() + certificate.len() + ca.len()) + lists + (4 << 10);
-    if size > MAX_CONTENTS {
-        return Err(io::ErrorKind::FileTooLarge.into());
+/// Writes a text to a file in small parts: one of its size would stay a part of each pod's private memory.
+struct TextWriter<'a> {
+    file: &'a File,
+    hash: Context,
+    length: usize,
+    part: Zeroizing<Vec<u8>>,
+}
+
+impl<'a> TextWriter<'a> {
+    fn new(file: &'a File) -> Self {
+        Self { file, hash: Context::new(&SHA256), length: 0, part: Zeroizing::new(Vec::with_capacity(PART_BYTES)) }
     }
-    let mut text = Zeroizing::new(Vec::with_capacity(size));
-    serde_json::to_writer(&mut *text, contents)?;
-    let mut bytes = Zeroizing::new(Vec::with_capacity(HASH_BYTES + LENGTH_BYTES + text.len()));
-    bytes.extend_from_slice(digest(&SHA256, &text).as_ref());
-    bytes.extend_from_slice(&(text.len() as u64).to_le_bytes());
-    bytes.extend_from_slice(&text);
-    Ok(bytes)
+
+    /// Returns the length and the hash of the text.
+    fn finish(mut self) -> io::Result<(u64, Digest)> {
+        self.flush()?;
+        Ok((self.length as u64, self.hash.finish()))
+    }
+}
+
+impl Write for TextWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let room = PART_BYTES - self.part.len();
+        let taken = bytes.len().min(room);
+        self.part.extend_from_slice(&bytes[..taken]);
+        self.length += taken;
+        if self.length > MAX_CONTENTS {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        if self.part.len() == PART_BYTES {
+            self.flush()?;
+        }
+        Ok(taken)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.hash.update(&self.part);
+        self.file.write_all(&self.part)?;
+        self.part.clear();
+        Ok(())
+    }
 }
 
 impl Drop for Contents {
@@ -153,8 +190,10 @@ fn stored() -> Option<File> {
 const NAME: &str = "identity";
 const HASH_BYTES: usize = 32;
 const LENGTH_BYTES: usize = 8;
-// A blocklist of some thousand entries. With a longer one nothing is kept.
-const MAX_CONTENTS: usize = 512 << 10;
+const HEADER_BYTES: usize = HASH_BYTES + LENGTH_BYTES;
+const PART_BYTES: usize = 1024;
+// The longest answer of a CA, whose texts may become longer by escapes.
+const MAX_CONTENTS: usize = 2 * MAX_REPLY;
 
 #[cfg(test)]
 mod tests {

@@ -398,10 +398,16 @@ impl PodTunnel {
     /// Takes over from the instance before this one, or goes on with the certificate that it left.
     #[inline(never)]
     fn begin(&mut self) -> Result<(), Error> {
+        let now = unix_seconds(self.clock.now().wall);
+        if let Some(predecessor) = &mut self.predecessor
+            && self.kept.take(now).is_none()
+        {
+            let why = std::io::Error::other("its certificate cannot be read, or is no longer valid");
+            return Err(predecessor.refuse(&why));
+        }
         let committed = self.predecessor.take().map(Predecessor::commit).transpose()?;
         let (committed, inherited) = committed.unzip();
         self.inherited = inherited.flatten();
-        let now = unix_seconds(self.clock.now().wall);
         let kept = self.kept.take(now).filter(|issued| self.contradiction(issued.identity.networks()).is_none());
         match (kept, committed) {
             (Some(issued), committed) => {

@@ -14,10 +14,10 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use super::prepared::Prepared;
+use crate::world::chaos::number;
 use crate::world::cluster::{LIGHTHOUSE, binary};
 
 const INSTANCE: &str = "nebula-cni-instance";
-const PODS: [&str; 4] = ["web", "db", "api", "log"];
 
 struct Site {
     prepared: Prepared,
@@ -33,11 +33,11 @@ impl Site {
         let first = site.image("first", &instance(b""));
         site.run_agent(&first);
         site.prepared.wait("the node is prepared", || site.prepared.chain().len() == 2);
-        let start = |name: &&str| {
-            let (sandbox, container, _) = site.prepared.runtime.pod(name);
+        let start = |n| {
+            let (sandbox, container, _) = site.prepared.runtime.pod(&format!("web-{n}"));
             (sandbox, container)
         };
-        site.pods = PODS.iter().map(start).collect();
+        site.pods = (0..number("ROLLOUT_PODS", 4)).map(start).collect();
         site
     }
 
@@ -119,14 +119,14 @@ fn instance(more: &[u8]) -> Vec<u8> {
 fn a_new_program_reaches_running_pods_and_one_that_fails_is_taken_back() {
     let mut site = Site::new();
     let (first, second, third) = (instance(b""), instance(b"second"), instance(b"third"));
-    assert_eq!(site.with(&first), PODS.len());
+    assert_eq!(site.with(&first), site.pods.len());
     let (pids, certificates) = (site.pids(), site.certificates());
     let image = site.image("second", &second);
     site.run_agent(&image);
     let took = site.wait("all pods have the second program", |status| {
-        status["outdated"] == 0 && status["upgraded"] == PODS.len() && site.with(&second) == PODS.len()
+        status["outdated"] == 0 && status["upgraded"] == site.pods.len() && site.with(&second) == site.pods.len()
     });
-    println!("{} pods have another program after {took:?}, with a canary that was watched for 3 s", PODS.len());
+    println!("{} pods have another program after {took:?}, with a canary that was watched for 3 s", site.pods.len());
     assert!(site.pids().iter().zip(&pids).all(|(now, before)| now != before));
     assert_eq!(site.certificates(), certificates);
     site.everybody_reaches_the_lighthouse();
@@ -139,14 +139,16 @@ fn a_new_program_reaches_running_pods_and_one_that_fails_is_taken_back() {
     site.wait("a canary", |_| changed().is_some());
     kill(Pid::from_raw(changed().expect("a canary")), Signal::SIGKILL).expect("it runs");
     site.wait("it is rolled back, and the node pauses", |status| {
-        !status["paused"].is_null() && status["rolled_back"] == 1 && site.with(&second) == PODS.len()
+        !status["paused"].is_null() && status["rolled_back"] == 1 && site.with(&second) == site.pods.len()
     });
     site.everybody_reaches_the_lighthouse();
     let before = site.pids();
     thread::sleep(Duration::from_secs(5));
     assert_eq!(site.pids(), before, "no other pod is touched");
     site.upgrade(&["resume"]);
-    site.wait("all pods have the third program", |status| status["outdated"] == 0 && site.with(&third) == PODS.len());
+    site.wait("all pods have the third program", |status| {
+        status["outdated"] == 0 && site.with(&third) == site.pods.len()
+    });
 
     // One that does not start at all fails the self-test, and reaches no pod.
     let before = site.pids();
@@ -156,11 +158,13 @@ fn a_new_program_reaches_running_pods_and_one_that_fails_is_taken_back() {
         status["stage"] == "waits" && status["why"].as_str().is_some_and(|why| why.ends_with("self-test"))
     });
     thread::sleep(Duration::from_secs(3));
-    assert_eq!((site.pids(), site.with(&third)), (before, PODS.len()));
+    assert_eq!((site.pids(), site.with(&third)), (before, site.pods.len()));
     // And back to the first, as by `helm rollback`.
     let image = site.prepared.node.dir.join("first");
     site.run_agent(&image);
-    site.wait("all pods have the first program", |status| status["outdated"] == 0 && site.with(&first) == PODS.len());
+    site.wait("all pods have the first program", |status| {
+        status["outdated"] == 0 && site.with(&first) == site.pods.len()
+    });
     site.everybody_reaches_the_lighthouse();
     site.prepared.stop(Signal::SIGTERM);
     for (sandbox, _) in &site.pods {
