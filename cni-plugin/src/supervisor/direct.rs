@@ -82,7 +82,8 @@ impl Supervisor for Direct {
         clock: &dyn Clock,
     ) -> Result<(), String> {
         let others = processes.into_iter().flatten().filter(|process| process.pid != pid);
-        others.map(|process| process.await_end(patience, clock)).collect()
+        // All of them, even if one fails.
+        others.map(|process| process.await_end(patience, clock)).fold(Ok(()), Result::and)
     }
 
     fn stop(&self, files: &Files, known: Known, clock: &dyn Clock) -> Result<(), String> {

@@ -38,7 +38,7 @@ use crate::host::stored::{Device, Stored};
 use crate::host::subnets::Subnets;
 use crate::host::system_routes::{self, Overlay};
 use crate::host::unmet::Unmet;
-use crate::host::upgrade::upgrade::{Outcome as UpgradeOutcome, Upgrade};
+use crate::host::upgrade::attempt::{Outcome as UpgradeOutcome, Upgrade};
 use crate::metrics::{Handshakes, Metrics, Repairs};
 use crate::overlay::idle;
 use crate::overlay::lan;

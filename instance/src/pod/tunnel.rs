@@ -125,7 +125,7 @@ fn inherit(launch: &Path, pid: i32) -> Result<(Launch, Option<(Predecessor, Desc
     let Some((mut predecessor, mut descriptors)) = Predecessor::find(&spec.successor_socket(), pid)? else {
         return Ok((Launch::claim(launch)?, None));
     };
-    let lock = descriptors.lock.take().ok_or(std::io::ErrorKind::NotFound.into());
+    let lock = descriptors.lock.take().ok_or_else(|| std::io::ErrorKind::NotFound.into());
     let inherited = lock.and_then(|lock| Launch::inherit(launch, spec, lock));
     let launch = inherited.map_err(|error| predecessor.refuse(&error))?;
     Ok((launch, Some((predecessor, descriptors))))

@@ -359,12 +359,22 @@ fn probe(to: SocketAddr, watch: &Mutex<Watch>, stop: &AtomicBool) {
 fn probe_often(to: SocketAddr, watch: &Mutex<Watch>, stop: &AtomicBool) {
     let any: IpAddr = if to.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
     let socket = UdpSocket::bind((any, 0)).expect("a port");
-    socket.set_read_timeout(Some(PROBE_OFTEN)).expect("a timeout");
-    let (mut buffer, mut sent, mut next) = ([0; 8], 0_u64, Instant::now());
-    while !stop.load(Ordering::Relaxed) {
-        if Instant::now() >= next {
-            // After a pause of this process no burst is sent.
-            next = (next + PROBE_OFTEN).max(Instant::now());
+    socket.set_read_timeout(Some(Duration::from_millis(100))).expect("a timeout");
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut buffer = [0; 8];
+            while !stop.load(Ordering::Relaxed) {
+                if let Ok((8, from)) = socket.recv_from(&mut buffer)
+                    && from == to
+                {
+                    let mut watch = lock(watch);
+                    watch.heard();
+                    watch.unanswered.remove(&u64::from_be_bytes(buffer));
+                }
+            }
+        });
+        let (mut sent, mut next) = (0_u64, Instant::now());
+        while !stop.load(Ordering::Relaxed) {
             sent += 1;
             {
                 let mut watch = lock(watch);
@@ -372,17 +382,9 @@ fn probe_often(to: SocketAddr, watch: &Mutex<Watch>, stop: &AtomicBool) {
                 watch.unanswered.insert(sent);
             }
             let _ = socket.send_to(&sent.to_be_bytes(), to);
+            // After a pause of this process no burst is sent.
+            next = (next + PROBE_OFTEN).max(Instant::now());
+            thread::sleep(next.saturating_duration_since(Instant::now()));
         }
-        while let Ok((8, from)) = socket.recv_from(&mut buffer) {
-            let number = u64::from_be_bytes(buffer);
-            if from == to && number <= sent {
-                let mut watch = lock(watch);
-                watch.heard();
-                watch.unanswered.remove(&number);
-            }
-            if Instant::now() >= next {
-                break;
-            }
-        }
-    }
+    });
 }

@@ -50,7 +50,7 @@ pub(crate) enum Refusal {
     )]
     Unprivileged,
     #[error(transparent)]
-    Upgrade(#[from] crate::host::upgrade::upgrade::Failure),
+    Upgrade(#[from] crate::host::upgrade::attempt::Failure),
 }
 
 impl Refusal {

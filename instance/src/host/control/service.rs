@@ -28,8 +28,8 @@ use crate::host::documents::{
 };
 use crate::host::reload::Reloader;
 use crate::host::unmet::Unmet;
+use crate::host::upgrade::attempt::{Failure, Upgrade};
 use crate::host::upgrade::program::Program;
-use crate::host::upgrade::upgrade::{Failure, Upgrade};
 
 /// Answers the requests of the control socket and the console.
 #[derive(Debug)]
