@@ -25,6 +25,7 @@ use nebula_linux::clock;
 use nebula_linux::confinement;
 use nebula_linux::confinement::{Confinement, Missing};
 use nebula_linux::descriptors::Passed;
+use nebula_linux::errno;
 use nebula_linux::memory;
 use nebula_linux::netns::{self, Namespace, NamespaceExecutor, Presence};
 use nebula_linux::notify;
@@ -198,8 +199,11 @@ fn start(
         None => SuccessorSocket::open(in_room(&successor_socket))
             .map_err(set_up(&format!("cannot make the socket {}", successor_socket.display())))?,
     };
-    let kept = Kept::open(inherited.identity).map_err(set_up("cannot keep the certificate in memory"))?;
-    let descriptors = descriptors(&path, &clients, &successors, &kept, lock, init_listener);
+    let kept = Kept::open(inherited.identity).inspect_err(|error| {
+        tracing::warn!(error = errno::text(error), "The next instance will not go on with the certificate of this one");
+    });
+    let kept = kept.ok();
+    let descriptors = descriptors(&path, &clients, &successors, kept.as_ref(), lock, init_listener);
     let descriptors = descriptors.map_err(set_up("cannot keep descriptors for the next instance"))?;
     let table = capture.as_ref().and_then(|capture| capture.watch(spec.user));
     let polls_table = capture.is_some() && table.is_none();
@@ -265,7 +269,7 @@ struct PodTunnel {
     /// Whether nothing tells that the cluster table was replaced.
     polls_table: bool,
     /// Where the next instance of this pod finds the certificate.
-    kept: Kept,
+    kept: Option<Kept>,
     is_provisional: bool,
     /// The instance that serves until this one takes over.
     predecessor: Option<Predecessor>,
@@ -400,7 +404,7 @@ impl PodTunnel {
     fn begin(&mut self) -> Result<(), Error> {
         let now = unix_seconds(self.clock.now().wall);
         if let Some(predecessor) = &mut self.predecessor
-            && self.kept.take(now).is_none()
+            && self.kept.as_mut().and_then(|kept| kept.take(now)).is_none()
         {
             let why = std::io::Error::other("its certificate cannot be read, or is no longer valid");
             return Err(predecessor.refuse(&why));
@@ -408,7 +412,11 @@ impl PodTunnel {
         let committed = self.predecessor.take().map(Predecessor::commit).transpose()?;
         let (committed, inherited) = committed.unzip();
         self.inherited = inherited.flatten();
-        let kept = self.kept.take(now).filter(|issued| self.contradiction(issued.identity.networks()).is_none());
+        let kept = self
+            .kept
+            .as_mut()
+            .and_then(|kept| kept.take(now))
+            .filter(|issued| self.contradiction(issued.identity.networks()).is_none());
         match (kept, committed) {
             (Some(issued), committed) => {
                 tracing::info!("Going on with the certificate of the instance before this one");
@@ -593,7 +601,9 @@ impl PodTunnel {
             notify::status("running with a provisional certificate, waiting for the pod's init container");
             return Ok(());
         }
-        self.kept.put(&identity, reply);
+        if let Some(kept) = &mut self.kept {
+            kept.put(&identity, reply);
+        }
         self.client.ask_as(identity.clone());
         self.enrolment.holds(identity, renewal_key, bundle);
         if is_first && self.is_awaited {
@@ -638,7 +648,9 @@ impl PodTunnel {
             "Trust changed"
         );
         self.etag = Some(news.etag);
-        self.kept.put_trust(&news.answer);
+        if let Some(kept) = &mut self.kept {
+            kept.put_trust(&news.answer);
+        }
         if let Some(networks) = self.path.networks().map(<[_]>::to_vec) {
             self.follow(news.answer.lighthouses, &networks);
         }
@@ -773,7 +785,7 @@ fn descriptors(
     path: &DataPath,
     clients: &StatusSocket,
     successors: &SuccessorSocket,
-    kept: &Kept,
+    kept: Option<&Kept>,
     lock: File,
     init: Option<OwnedFd>,
 ) -> std::io::Result<Vec<Passed>> {
@@ -784,7 +796,7 @@ fn descriptors(
         status: Some(clients.as_fd().try_clone_to_owned()?),
         successor: Some(successors.as_fd().try_clone_to_owned()?),
         lock: Some(lock.into()),
-        identity: Some(kept.file()?.into()),
+        identity: kept.map(Kept::file).transpose()?.map(Into::into),
         init,
     };
     Ok(descriptors.named())

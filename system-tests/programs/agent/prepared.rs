@@ -225,7 +225,7 @@ impl Prepared {
             .expect("a directory")
             .map(|e| e.expect("an entry").file_name())
             .collect();
-        assert_eq!(agent.len(), 2, "token and TLS roots: {agent:?}");
+        assert_eq!(agent.len(), 3, "token, TLS roots and how far an upgrade is: {agent:?}");
         let mounts = fs::read_to_string("/proc/self/mounts").expect("mounts");
         assert!(!mounts.contains("self-test"), "{mounts}");
         let is_running =

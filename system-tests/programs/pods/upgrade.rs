@@ -314,7 +314,7 @@ fn units_of_systemd_take_over_from_each_other_and_are_restarted_as_before() {
     );
     assert!(gaps[gaps.len() - 1] < SHORT, "{gaps:?}");
     // They alternate between two units.
-    if number("UPGRADES", 5) % 2 == 0 {
+    if number("UPGRADES", 5).is_multiple_of(2) {
         site.node.install(&binary(INSTANCE));
         site.upgrade(&[]);
     }
