@@ -1,58 +1,49 @@
 //! The instance of one pod: drives the certificate's life cycle, the trust watch and the data path.
 
-use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+mod start;
+mod takeover;
+
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use nebula_cert::issuance::{Lighthouses, MAX_WAIT_SECONDS};
 use nebula_cert::{Certificate, UnixTime};
 use nebula_cni_contract::instance_status::FollowedSettings;
-use nebula_cni_contract::launch::{Flow, LaunchSpec, Mode, Underlay};
 use nebula_config::log;
 use nebula_config::reloaded;
 use nebula_config::{Settings, Value};
 use nebula_core::handover;
 use nebula_enrolment::ca_client::life_cycle::{
-    Closing, Failure, Install, LifeCycle, Moment, Now, Standing, Start, Step, moment,
+    Closing, Failure, Install, LifeCycle, Moment, Now, Standing, Step, moment,
 };
 use nebula_enrolment::ca_client::trust_watch::TrustWatch;
-use nebula_enrolment::ca_client::{self, CaClient, Issued, Refusal, TrustAnswer, backoff};
+use nebula_enrolment::ca_client::{self, CaClient, Issued, Refusal, TrustAnswer};
 use nebula_linux::capabilities;
 use nebula_linux::clock;
 use nebula_linux::confinement;
 use nebula_linux::confinement::{Confinement, Missing};
 use nebula_linux::descriptors::Passed;
-use nebula_linux::errno;
 use nebula_linux::memory;
-use nebula_linux::netns::{self, Namespace, NamespaceExecutor, Presence};
+use nebula_linux::netns::{Namespace, Presence};
 use nebula_linux::notify;
-use nebula_linux::rtnetlink::LinkWatch;
 use nebula_linux::signals::{Signal, Signals, go_name};
-use nix::sys::socket::Backlog;
 use rustix::thread::CapabilitySet;
 
-use crate::handoff;
-use crate::handoff::server::{self, HandoffServer};
-use crate::handover::channel::Channel;
-use crate::handover::old::Source;
 use crate::overlay::link;
 use crate::pod::capture::{Capture, LOOK_INTERVAL};
-use crate::pod::data_path::{DataPath, Place, spawn};
+use crate::pod::data_path::{DataPath, spawn};
 use crate::pod::enrolment::{Enrolment, Outcome};
 use crate::pod::error::Error;
 use crate::pod::events::{Event, EventQueue, EventSender};
-use crate::pod::isolation;
 use crate::pod::kept::Kept;
-use crate::pod::launch_file::{self, Launch, OpenLaunch};
+use crate::pod::launch_file::{Launch, OpenLaunch};
 use crate::pod::lighthouses::Configured;
-use crate::pod::predecessor::{Descriptors, Predecessor};
+use crate::pod::predecessor::Predecessor;
 use crate::pod::status::{Shared, Status};
-use crate::pod::status_socket::StatusSocket;
-use crate::pod::successor::{self, SuccessorSocket};
-use crate::pod::underlay;
+use crate::pod::tunnel::start::{inherit, set_up, start};
+use crate::pod::tunnel::takeover::Handover;
 
 /// Serves the pod of a launch file until it is gone, a signal asks to stop, another instance takes over, or something
 /// fails. If `predecessor` is the process of an instance of the pod, this one takes over from it.
@@ -119,128 +110,6 @@ enum Ended {
     HandedOver,
 }
 
-/// The launch file with the lock of the instance from which this one takes over, and that instance. Without one, this
-/// is a start like any other: the service manager repeats it after a crash.
-fn inherit(launch: &Path, pid: i32) -> Result<(Launch, Option<(Predecessor, Descriptors)>), Error> {
-    let spec = launch_file::read(launch)?;
-    let Some((mut predecessor, mut descriptors)) = Predecessor::find(&spec.successor_socket(), pid)? else {
-        return Ok((Launch::claim(launch)?, None));
-    };
-    let lock = descriptors.lock.take().ok_or_else(|| std::io::ErrorKind::NotFound.into());
-    let inherited = lock.and_then(|lock| Launch::inherit(launch, spec, lock));
-    let launch = inherited.map_err(|error| predecessor.refuse(&error))?;
-    Ok((launch, Some((predecessor, descriptors))))
-}
-
-/// Does everything that needs privileges, except what depends on the first certificate. The instance before this one,
-/// if there is one, serves meanwhile.
-fn start(
-    spec: LaunchSpec,
-    (contract, lock): (OpenLaunch, File),
-    settings: Settings,
-    signals: Signals,
-    confinement: &Confinement,
-    predecessor: Option<(Predecessor, Descriptors)>,
-) -> Result<(Box<PodTunnel>, EventQueue), Error> {
-    let namespace = Namespace::At { path: spec.target.netns.clone(), id: spec.target.netns_id };
-    let refused = |error: netns::Error| Error::set_up("pod", error);
-    let presence = Presence::of(namespace.clone()).map_err(set_up("cannot watch over the pod's network namespace"))?;
-    let in_pod_with = |kept: CapabilitySet| {
-        let sandbox = confinement.prepare();
-        namespace.executor(move || sandbox.enter(kept).map(drop)).map_err(refused)
-    };
-    let in_pod = || in_pod_with(CapabilitySet::empty());
-    // Sockets are created by their bare names: this program's later user owns their directory, but may not be able to
-    // reach it by its path.
-    let room = spec.status_socket.parent().unwrap_or_else(|| Path::new("/"));
-    std::env::set_current_dir(room).map_err(set_up(&format!("cannot work in {}", room.display())))?;
-    let (predecessor, inherited) = predecessor.unzip();
-    let inherited = inherited.unwrap_or_default();
-    let (outside, place_of_sockets) = match spec.underlay {
-        Underlay::Host => (&Namespace::Own, NamespaceExecutor::Here),
-        Underlay::Pod => (&namespace, in_pod()?),
-    };
-    let sockets = match inherited.udp {
-        None => underlay::bind(&spec, &settings, outside)?,
-        Some(sockets) => underlay::adopt(sockets, &spec, &settings, outside)
-            .map_err(set_up("cannot go on with the sockets of the instance before this one"))?,
-    };
-    let init = match spec.flow {
-        // Opened before any program of the pod runs, so that none of them can take the name while this instance lives.
-        Flow::Init => Some(open_handoff(&namespace, confinement, inherited.init)?),
-        Flow::Node => None,
-    };
-    let (init, init_listener) = init.unzip();
-    let mut client = CaClient::new(spec.ca.clone(), place_of_sockets.clone());
-    let shows_token = spec.flow == Flow::Node || spec.provisional;
-    client.hold_files(shows_token).map_err(|error| Error::Misconfigured(error.to_string()))?;
-    let hand = Some(in_pod_with(CapabilitySet::NET_ADMIN)?);
-    let place = Place { device: spec.target.device.clone(), pod: namespace.clone(), hand, underlay: place_of_sockets };
-    let port = sockets.1;
-    isolation::isolate(&spec, &namespace, port)?;
-    let behind_hosts = settings.tun.routes.subnets.iter().map(|subnet| subnet.route.network);
-    let overlay: Vec<_> = spec.overlay.iter().copied().chain(behind_hosts).collect();
-    let capture = spec.capture.as_ref().map(|capture| Capture::open(capture, &overlay));
-    let directory = capture.as_ref().map(Capture::directory);
-    let path = DataPath::new(place, &spec, &settings, sockets, directory, inherited.tun)?;
-    let mut status = Status::new(&spec, port);
-    status.settings.contract = contract.read()?.1;
-    status.settings.device_mtu = Some(settings.tun.device_mtu());
-    status.table = capture.as_ref().map(Capture::report);
-    let status = Arc::new(Mutex::new(status));
-    let clients = match inherited.status {
-        Some(listener) => StatusSocket::of(listener, Arc::clone(&status)),
-        None => StatusSocket::open(in_room(&spec.status_socket), Arc::clone(&status))
-            .map_err(set_up(&format!("cannot make the status socket {}", spec.status_socket.display())))?,
-    };
-    let successor_socket = spec.successor_socket();
-    let successors = match inherited.successor {
-        Some(listener) => SuccessorSocket::of(listener),
-        None => SuccessorSocket::open(in_room(&successor_socket))
-            .map_err(set_up(&format!("cannot make the socket {}", successor_socket.display())))?,
-    };
-    let kept = Kept::open(inherited.identity).inspect_err(|error| {
-        tracing::warn!(error = errno::text(error), "The next instance will not go on with the certificate of this one");
-    });
-    let kept = kept.ok();
-    let descriptors = descriptors(&path, &clients, &successors, kept.as_ref(), lock, init_listener);
-    let descriptors = descriptors.map_err(set_up("cannot keep descriptors for the next instance"))?;
-    let table = capture.as_ref().and_then(|capture| capture.watch(spec.user));
-    let polls_table = capture.is_some() && table.is_none();
-    let events = EventQueue::new(signals, watch_links(&namespace)?, table, clients, successors);
-    let (events, reports) = events.map_err(set_up("cannot wait for signals"))?;
-    let is_awaited = spec.flow == Flow::Node && spec.mode == Mode::Strict && predecessor.is_none();
-    let start = if is_awaited { Start::Within(Duration::from_secs(spec.budget_seconds)) } else { Start::Whenever };
-    let clock = Clock::start();
-    let pod = PodTunnel {
-        life: LifeCycle::new(start, clock.now(), backoff::seed()),
-        trust: TrustWatch::new(backoff::seed()),
-        etag: None,
-        enrolment: Enrolment::new(&spec, client.clone(), init),
-        is_awaited,
-        clock,
-        path,
-        capture,
-        polls_table,
-        configured: Configured::of(&settings),
-        announced: Lighthouses::new(),
-        settings,
-        started_with: None,
-        contract,
-        presence,
-        status,
-        reports,
-        client,
-        kept,
-        is_provisional: false,
-        predecessor,
-        inherited: None,
-        descriptors: Arc::new(descriptors),
-        handover: Handover::None,
-    };
-    Ok((Box::new(pod), events))
-}
-
 struct PodTunnel {
     /// With the lighthouses that the CA announced last.
     settings: Settings,
@@ -278,18 +147,6 @@ struct PodTunnel {
     /// For the next instance.
     descriptors: Arc<Vec<Passed>>,
     handover: Handover,
-}
-
-/// How far another instance has taken over from this one.
-enum Handover {
-    None,
-    UnderWay,
-    /// This instance has stopped, and the other one does not serve.
-    Stopped {
-        state: handover::State,
-        /// As uptime.
-        since: Duration,
-    },
 }
 
 /// Reads both clocks.
@@ -368,9 +225,9 @@ impl PodTunnel {
                     release_memory_at = Some(self.clock.now().uptime + RELEASE_MEMORY_AFTER);
                 }
                 Some(Event::Successor(channel)) => self.hand_over(channel)?,
-                // Another instance answers them from here on.
-                Some(Event::DriverEnded(Ok(()))) if matches!(self.handover, Handover::UnderWay) => {
-                    events.pause_clients(true);
+                // Another instance answers clients from here on, unless it has failed already.
+                Some(Event::DriverEnded(Ok(()))) if !matches!(self.handover, Handover::None) => {
+                    events.pause_clients(matches!(self.handover, Handover::UnderWay));
                 }
                 Some(Event::HandedOver(outcome)) => {
                     if self.handed_over(*outcome)? {
@@ -397,84 +254,6 @@ impl PodTunnel {
                 fast_checks_until = now + FAST_CHECKS_FOR;
             }
         }
-    }
-
-    /// Takes over from the instance before this one, or goes on with the certificate that it left.
-    #[inline(never)]
-    fn begin(&mut self) -> Result<(), Error> {
-        let now = unix_seconds(self.clock.now().wall);
-        if let Some(predecessor) = &mut self.predecessor
-            && self.kept.as_mut().and_then(|kept| kept.take(now)).is_none()
-        {
-            let why = std::io::Error::other("its certificate cannot be read, or is no longer valid");
-            return Err(predecessor.refuse(&why));
-        }
-        let committed = self.predecessor.take().map(Predecessor::commit).transpose()?;
-        let (committed, inherited) = committed.unzip();
-        self.inherited = inherited.flatten();
-        let kept = self
-            .kept
-            .as_mut()
-            .and_then(|kept| kept.take(now))
-            .filter(|issued| self.contradiction(issued.identity.networks()).is_none());
-        match (kept, committed) {
-            (Some(issued), committed) => {
-                tracing::info!("Going on with the certificate of the instance before this one");
-                self.install(issued, false)?;
-                if let Some(committed) = committed {
-                    committed.confirm();
-                    notify::ready();
-                }
-                Ok(())
-            }
-            (None, Some(_)) => Err(Error::Broken("the instance before this one left no certificate".into())),
-            (None, None) => Ok(()),
-        }
-    }
-
-    /// Hands over to the instance at the other end of `channel`, if that is possible now; else it is told by the end
-    /// of the channel.
-    #[inline(never)]
-    fn hand_over(&mut self, channel: Channel) -> Result<(), Error> {
-        let source = match std::mem::replace(&mut self.handover, Handover::UnderWay) {
-            Handover::UnderWay => return Ok(()),
-            Handover::Stopped { state, .. } => Source::Stopped(state),
-            Handover::None => match self.path.handle().filter(|_| self.life.is_open() && !self.is_provisional) {
-                Some(handle) => Source::Running(handle.clone()),
-                None => {
-                    self.handover = Handover::None;
-                    return Ok(());
-                }
-            },
-        };
-        let (descriptors, reports) = (Arc::clone(&self.descriptors), self.reports.clone());
-        spawn("handover", move || {
-            let outcome = successor::hand_over(&channel, source, &descriptors);
-            reports.send(Event::HandedOver(Box::new(outcome)));
-        })
-    }
-
-    /// Whether another instance serves.
-    #[inline(never)]
-    fn handed_over(&mut self, outcome: successor::Outcome) -> Result<bool, Error> {
-        self.handover = Handover::None;
-        match outcome {
-            successor::Outcome::TookOver { version } => {
-                tracing::info!(version, "Another instance has taken over");
-                return Ok(true);
-            }
-            successor::Outcome::GoesOn(failure) => {
-                tracing::warn!(error = %failure, "Another instance did not take over; this one goes on");
-            }
-            successor::Outcome::Stopped(state) => {
-                let why = "it was handed over to an instance that ended";
-                tracing::error!("The tunnel is closed: {why}. Another instance may take over now");
-                self.handover = Handover::Stopped { state, since: self.clock.now().uptime };
-                self.update(|status| status.closed = Some(why));
-            }
-            successor::Outcome::Lost(cause) => return Err(Error::Broken(cause.into())),
-        }
-        Ok(false)
     }
 
     #[inline(never)]
@@ -753,71 +532,6 @@ impl PodTunnel {
     }
 }
 
-/// Serves the pod's init container; returns a duplicate of the listener, too.
-fn open_handoff(
-    namespace: &Namespace,
-    confinement: &Confinement,
-    inherited: Option<OwnedFd>,
-) -> Result<(HandoffServer, OwnedFd), Error> {
-    let sandbox = confinement.prepare();
-    let confine = move || sandbox.enter(CapabilitySet::empty()).map(drop);
-    let what = "cannot listen for the pod's init container";
-    let listener = match inherited {
-        // The kernel tells clients who listened last; the plugin compares that with the process of the instance.
-        Some(listener) => Backlog::new(MAX_CLIENTS_OF_INIT)
-            .and_then(|backlog| nix::sys::socket::listen(&listener, backlog))
-            .map(|()| listener.into())
-            .map_err(std::io::Error::from),
-        // Bound as root, because init checks the listener's user; the thread that serves it is confined.
-        None => {
-            namespace.run("handoff", || server::listen(handoff::NAME)).map_err(|error| Error::set_up(what, error))?
-        }
-    };
-    let started = listener.and_then(|listener| {
-        let duplicate = listener.as_fd().try_clone_to_owned()?;
-        Ok((HandoffServer::start(listener, confine)?, duplicate))
-    });
-    started.map_err(|error| Error::set_up_io(what, error))
-}
-
-/// What this instance hands over to the next one.
-fn descriptors(
-    path: &DataPath,
-    clients: &StatusSocket,
-    successors: &SuccessorSocket,
-    kept: Option<&Kept>,
-    lock: File,
-    init: Option<OwnedFd>,
-) -> std::io::Result<Vec<Passed>> {
-    let (tun, udp) = path.descriptors()?;
-    let descriptors = Descriptors {
-        tun: Some(tun),
-        udp: Some(udp),
-        status: Some(clients.as_fd().try_clone_to_owned()?),
-        successor: Some(successors.as_fd().try_clone_to_owned()?),
-        lock: Some(lock.into()),
-        identity: kept.map(Kept::file).transpose()?.map(Into::into),
-        init,
-    };
-    Ok(descriptors.named())
-}
-
-fn watch_links(namespace: &Namespace) -> Result<LinkWatch, Error> {
-    let what = "cannot watch the links of the pod";
-    let watch = namespace.run("links", LinkWatch::new).map_err(|error| Error::set_up(what, error))?;
-    watch.map_err(|error| Error::set_up_io(what, error))
-}
-
-/// The socket's path relative to the current directory.
-fn in_room(socket: &Path) -> &Path {
-    socket.file_name().map_or(socket, Path::new)
-}
-
-fn set_up(what: &str) -> impl FnOnce(std::io::Error) -> Error {
-    let what = what.to_owned();
-    move |error| Error::set_up_io(what, error)
-}
-
 fn unix_seconds(moment: Moment) -> UnixTime {
     UnixTime::try_from(moment.as_secs()).unwrap_or(UnixTime::MAX)
 }
@@ -828,8 +542,6 @@ const FAST_CHECKS_FOR: Duration = Duration::from_secs(5);
 // A runtime may remount the namespace during set-up, so a single failed check is not enough.
 const NETNS_GONE_FOR: Duration = Duration::from_secs(1);
 const STOP_TIMEOUT: Duration = Duration::from_millis(250);
-// As std does.
-const MAX_CLIENTS_OF_INIT: i32 = 128;
 // The plugin ends the process that did not serve, and starts the program of before.
 const STOPPED_FOR: Duration = Duration::from_secs(30);
 const TRUST_TIMEOUT: Duration = Duration::from_secs(10);
