@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::prepared::Prepared;
 use crate::world::chaos::number;
-use crate::world::cluster::{LIGHTHOUSE, binary};
+use crate::world::cluster::{LIGHTHOUSE, answer_at, binary};
 
 const INSTANCE: &str = "nebula-cni-instance";
 
@@ -29,7 +29,7 @@ impl Site {
     /// A node with running pods and the agent of the first image.
     fn new() -> Self {
         let mut site = Self { prepared: Prepared::new(), pods: Vec::new() };
-        site.prepared.configure("upgrade", json!({"watchSeconds": 3, "parallel": 2}));
+        site.prepared.configure("upgrade", json!({"watchSeconds": 3, "parallel": number("ROLLOUT_PARALLEL", 2)}));
         let first = site.image("first", &instance(b""));
         site.run_agent(&first);
         site.prepared.wait("the node is prepared", || site.prepared.chain().len() == 2);
@@ -83,8 +83,24 @@ impl Site {
     }
 
     fn pids(&self) -> Vec<i32> {
-        let pid = |(sandbox, _): &(String, String)| self.prepared.node.status(sandbox)["pid"].as_i64();
-        self.pods.iter().map(|pod| i32::try_from(pid(pod).expect("a pid")).expect("a pid")).collect()
+        self.pods
+            .iter()
+            .map(|(sandbox, _)| i32::try_from(self.ask(sandbox)["pid"].as_i64().expect("a pid")).expect("a pid"))
+            .collect()
+    }
+
+    /// The status of an instance. One that has just handed over ends without an answer.
+    fn ask(&self, sandbox: &str) -> Value {
+        let end = Instant::now() + Duration::from_secs(5);
+        loop {
+            match answer_at(&self.prepared.node.status_socket(sandbox)) {
+                Ok(status) => return status,
+                Err(error) => {
+                    assert!(Instant::now() < end, "{sandbox}: {error}\n{}", self.prepared.node.instance_logs())
+                }
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// How many pods run this program.
@@ -94,7 +110,7 @@ impl Site {
     }
 
     fn certificates(&self) -> Vec<Value> {
-        self.pods.iter().map(|(sandbox, _)| self.prepared.node.status(sandbox)["certificate"].clone()).collect()
+        self.pods.iter().map(|(sandbox, _)| self.ask(sandbox)["certificate"].clone()).collect()
     }
 
     fn everybody_reaches_the_lighthouse(&self) {

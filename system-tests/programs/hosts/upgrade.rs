@@ -199,7 +199,7 @@ fn upgrades_under_traffic_lose_no_probe_and_no_connection() {
     for (name, peer) in [("ours", ours()), ("Go 1.11", go("nebula", "sid"))] {
         let mut site = Site::new(&peer);
         let mut gaps = Vec::new();
-        for _ in 0..number("UPGRADES", 10) {
+        for _ in 0..number("UPGRADES", 5) {
             // A gap ends before the next begins.
             thread::sleep(Duration::from_millis(300));
             site.flow().watch();
@@ -231,7 +231,7 @@ fn upgrades_under_traffic_lose_no_probe_and_no_connection() {
 #[test]
 #[ignore = "needs root and network namespaces"]
 fn upgrades_under_load_end_no_connection_whatever_way_datagrams_take() {
-    let upgrades = number("UPGRADES", 3);
+    let upgrades = number("UPGRADES", 1);
     for way in [Way::Direct, Way::Relayed, Way::Translated] {
         for (name, peer) in [("ours", ours()), ("Go 1.11", go("nebula", "sid"))] {
             let mut site = Site::started(way, &peer);
@@ -310,7 +310,7 @@ fn a_program_that_does_not_take_over_changes_nothing() {
 fn whichever_process_is_killed_at_whatever_moment_one_serves_in_the_end() {
     let mut site = Site::new(&ours());
     let mut outcomes = [0; 4];
-    for round in 0..number("UPGRADE_KILLS", 40) {
+    for round in 0..number("UPGRADE_KILLS", 20) {
         let (kills_new, delay) = (round % 2 == 0, Duration::from_millis(round / 2));
         let (old, logged) = (site.pid, site.world.log("p").len());
         let socket = site.world.dir().join("p.sock").display().to_string();

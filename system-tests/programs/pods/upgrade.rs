@@ -197,7 +197,7 @@ fn another_program_takes_over_from_an_instance_and_no_probe_is_lost() {
     let (before, certificate) = (device(), site.node.status("db")["certificate"].clone());
     let answer = site.ask(&[]).expect("the plugin answers");
     assert_eq!((&answer["upgraded"], &answer["pid"]), (&false.into(), &site.pid().into()), "it is the installed one");
-    let gaps = site.gaps(number("UPGRADES", 10));
+    let gaps = site.gaps(number("UPGRADES", 5));
     println!(
         "longest silence beyond a probe's interval: p50 {:?}, max {:?}",
         gaps[gaps.len() / 2],
@@ -255,7 +255,7 @@ fn a_program_that_does_not_take_over_from_an_instance_changes_nothing() {
 fn whichever_instance_is_killed_at_whatever_moment_of_an_upgrade_one_serves_in_the_end() {
     let site = Site::new();
     let mut outcomes = [0; 3];
-    for round in 0..number("UPGRADE_KILLS", 40) {
+    for round in 0..number("UPGRADE_KILLS", 20) {
         let (kills_new, delay) = (round % 2 == 0, Duration::from_millis(round / 2));
         site.node.install(&binary(INSTANCE));
         let old = site.pid();
