@@ -18,8 +18,8 @@ packages() { .ci/package && .ci/beginner; }
 examples() { .ci/examples; }
 crates() {
   local crate
-  for crate in nebula-cert nebula-core nebula-net nebula-linux nebula-config nebula-enrolment nebula-ca nebula-cni-contract nebula-cni-plugin nebula-ssh-console \
-    nebula-instance nebula-proxy nebula-system-tests nebula-benches; do
+  for crate in nebula-cert nebula-core nebula-net nebula-linux nebula-config nebula-enrolment nebula-ca nebula-cni-contract nebula-cni-policy nebula-cni-plugin nebula-ssh-console \
+    nebula-instance kubectl-nebula nebula-proxy nebula-system-tests nebula-benches; do
     cargo check -p "$crate" --all-targets || { echo "crates: $crate does not compile alone"; return 1; }
   done
   cargo check -p nebula-instance --no-default-features --all-targets && .ci/alone --compile

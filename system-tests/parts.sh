@@ -20,6 +20,8 @@ fetch_resolvers() {
   .ci/debian-package bookworm systemd-resolved target/peers/systemd-resolved lib/systemd/systemd-resolved &&
     .ci/debian-package bookworm openresolv target/peers/openresolv sbin/resolvconf
 }
+# Not installed: Debian's package starts a server.
+fetch_promtool() { .ci/debian-package bookworm prometheus target/peers/prometheus usr/bin/promtool; }
 fetch_newer_containerd() { .ci/debian-package sid containerd target/peers/containerd-sid usr/bin/containerd; }
 
 # A node agent reconciles every pod in /run/nebula-cni, and an uninstallation leaves the plugin to pods in the cache of libcni. A

@@ -1,17 +1,24 @@
 //! The agent's configuration (`agent.json`), checked as a whole before anything on the node is changed.
 
+mod flows;
+mod keys;
+mod policies;
+
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
-use nebula_cni_plugin::request::checked::hint;
-use nebula_cni_plugin::request::{self, Env, Request, is_name};
+use nebula_cni_plugin::request::{self, Env, Request};
 use nebula_cni_plugin::settings::Settings;
 use serde_json::{Map, Value, json};
 
+pub(crate) use self::keys::is_label;
+use self::keys::{Keys, endpoint, host_root, object, only};
+pub use self::policies::Policies;
 use crate::durable;
+use crate::flows::export::Export;
+use crate::flows::store::Bound;
 use crate::host_root::HostRoot;
 use crate::rollout::plan::Policy;
 
@@ -43,12 +50,20 @@ pub struct Config {
     pub upgrade: Policy,
     /// Whether the ranges that the API server shows for nodes are those of their pods.
     pub node_ranges: bool,
+    /// Network policies.
+    pub policies: Policies,
+    /// How much of the flow records of pods is kept; `None`: nothing.
+    pub flows: Option<Bound>,
+    /// Where flow records are exported to.
+    pub flow_export: Export,
     /// Whether nodes carry a taint until their agent is ready.
     pub taint: bool,
     /// Whether the metrics have series for each pod.
     pub pod_metrics: bool,
     /// Address of the listener for metrics and health.
     pub listen: SocketAddr,
+    /// Address of the API for kubectl's plugin; `None`: there is none.
+    pub api: Option<SocketAddr>,
 }
 
 /// How our entry gets into the chain.
@@ -130,6 +145,19 @@ pub enum ConfigError {
     /// The plugin would refuse the chain entry.
     #[error("agent.json: the chain entry in \"entry\" is refused: {0}")]
     Entry(nebula_cni_plugin::reply::Error),
+    /// Pods would stay closed.
+    #[error(
+        "agent.json: \"entry.capture.policy\" is true, but \"policy.enabled\" is not: nobody would tell instances what \
+         network policies say, and captured pods would be closed; set both or none (policy.enabled in the chart sets both)"
+    )]
+    ClosedByPolicy,
+    /// A required policy would not be enforced.
+    #[error(
+        "agent.json: \"policy.required\" is true, but pods of this chain entry would not have their network policies enforced: \
+         set \"policy.enabled\" to true and \"entry.capture.policy\" to {{\"clear\": \"enforce\"}} (capture.enabled, policy.enabled \
+         and policy.clear in the chart), or \"policy.required\" to false"
+    )]
+    PolicyNotEnforced,
     /// Pods would lose the cluster's Services.
     #[error(
         "agent.json: key \"entry.overlay\" has {overlay}, which contains {service}, the address of the Service kubernetes: what \
@@ -164,6 +192,7 @@ impl Config {
         let value: Value = serde_json::from_str(text).map_err(ConfigError::Syntax)?;
         let keys = Keys(object("", &value, "an object")?);
         only("", keys.0, &KEYS)?;
+        let (flows, flow_export) = keys.flows()?;
         let config = Self {
             network: keys.network()?,
             strategy: keys.one_of("strategy", &[("file", Strategy::File), ("drop-in", Strategy::DropIn)])?,
@@ -184,11 +213,16 @@ impl Config {
             )?,
             upgrade: keys.upgrade()?,
             node_ranges: keys.boolean("nodeRanges", true)?,
+            policies: keys.policies()?,
+            flows,
+            flow_export,
             taint: keys.boolean("taint", false)?,
             pod_metrics: keys.boolean("podMetrics", true)?,
             listen: keys.listen()?,
+            api: keys.api()?,
         };
         config.check_entry()?;
+        config.check_policies()?;
         Ok(config)
     }
 
@@ -243,188 +277,6 @@ impl Config {
     }
 }
 
-struct Keys<'a>(&'a Map<String, Value>);
-
-impl<'a> Keys<'a> {
-    fn text(&self, key: &str) -> Result<Option<&'a str>, ConfigError> {
-        match self.0.get(key) {
-            None => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text)),
-            Some(other) => Err(refused(key, other, "a string")),
-        }
-    }
-
-    fn network(&self) -> Result<Option<String>, ConfigError> {
-        let Some(name) = self.text("network")? else { return Ok(None) };
-        if is_name(name) {
-            return Ok(Some(name.to_owned()));
-        }
-        Err(refused("network", &name.into(), "the \"name\" of a network configuration: letters, digits, '_', '.', '-'"))
-    }
-
-    /// The value of a key among fixed words; the first one is the default.
-    fn one_of<T: Copy>(&self, key: &str, words: &[(&str, T)]) -> Result<T, ConfigError> {
-        let text = self.text(key)?.unwrap_or(words[0].0);
-        let found = words.iter().find(|(word, _)| *word == text).map(|(_, value)| *value);
-        found.ok_or_else(|| {
-            let words: Vec<String> = words.iter().map(|(word, _)| format!("{word:?}")).collect();
-            refused(key, &text.into(), &format!("one of {}", words.join(", ")))
-        })
-    }
-
-    fn directories(&self, key: &str) -> Result<Vec<PathBuf>, ConfigError> {
-        const EXPECTED: &str = "a list of at most 16 absolute paths on the node";
-        let Some(value) = self.0.get(key) else { return Ok(Vec::new()) };
-        let list = value
-            .as_array()
-            .filter(|list| list.len() <= MAX_DIRECTORIES)
-            .ok_or_else(|| refused(key, value, EXPECTED))?;
-        let path = |item: &Value| {
-            item.as_str().and_then(absolute).ok_or_else(|| refused(key, item, "an absolute path on the node"))
-        };
-        list.iter().map(path).collect()
-    }
-
-    fn ca(&self) -> Result<Ca, ConfigError> {
-        const EXPECTED: &str = "{\"service\": \"NAMESPACE/NAME\", \"port\": PORT} or {\"url\": \"https://HOST:PORT\"}";
-        let value = self.0.get("ca").ok_or(ConfigError::Missing { key: "ca", expected: EXPECTED })?;
-        let keys = Keys(object("ca", value, EXPECTED)?);
-        only("ca", keys.0, &["service", "port", "url", "serverName"])?;
-        match (keys.0.get("service"), keys.0.get("url")) {
-            (Some(service), None) => {
-                only("ca", keys.0, &["service", "port"])?;
-                let name = service.as_str().and_then(|text| text.split_once('/'));
-                let (namespace, name) = name
-                    .filter(|(namespace, name)| is_label(namespace) && is_label(name))
-                    .ok_or_else(|| refused("ca.service", service, "\"NAMESPACE/NAME\" of a Service"))?;
-                let port = match keys.0.get("port") {
-                    None => DEFAULT_CA_PORT,
-                    Some(port) => port
-                        .as_u64()
-                        .and_then(|port| u16::try_from(port).ok())
-                        .filter(|port| *port > 0)
-                        .ok_or_else(|| refused("ca.port", port, "a port from 1 to 65535"))?,
-                };
-                Ok(Ca::Service { namespace: namespace.to_owned(), name: name.to_owned(), port })
-            }
-            (None, Some(url)) => {
-                only("ca", keys.0, &["url", "serverName"])?;
-                let is_good = |url: &&str| {
-                    url.strip_prefix("https://")
-                        .is_some_and(|rest| !rest.is_empty() && !rest.contains(|c: char| c.is_whitespace() || c == '/'))
-                };
-                let url =
-                    url.as_str().filter(is_good).ok_or_else(|| refused("ca.url", url, "https://HOST:PORT"))?.to_owned();
-                let server_name = match keys.0.get("serverName") {
-                    None => None,
-                    Some(name) => Some(
-                        name.as_str()
-                            .filter(|name| !name.is_empty() && name.len() < 254 && name.split('.').all(is_label))
-                            .ok_or_else(|| refused("ca.serverName", name, "the DNS name in the CA's TLS certificate"))?
-                            .to_owned(),
-                    ),
-                };
-                Ok(Ca::Url { url, server_name })
-            }
-            _ => Err(refused("ca", value, EXPECTED)),
-        }
-    }
-
-    fn entry(&self) -> Result<Map<String, Value>, ConfigError> {
-        let Some(value) = self.0.get("entry") else { return Ok(Map::new()) };
-        let entry = object("entry", value, "an object with keys of the chain entry")?;
-        // Their values follow from where the agent puts its files, and from "ca".
-        let ours =
-            entry.iter().find(|(key, _)| ["type", "ca", "stateDir", "name", "cniVersion"].contains(&key.as_str()));
-        match ours {
-            Some((key, value)) => Err(refused(&format!("entry.{key}"), value, "nothing here: the agent sets this key")),
-            None => Ok(entry.clone()),
-        }
-    }
-
-    fn upgrade(&self) -> Result<Policy, ConfigError> {
-        const EXPECTED: &str = "{\"canary\": N, \"parallel\": N, \"pauseOnFailure\": BOOLEAN, \"watchSeconds\": N}";
-        let Some(value) = self.0.get("upgrade") else { return Ok(Policy::DEFAULT) };
-        let keys = Keys(object("upgrade", value, EXPECTED)?);
-        only("upgrade", keys.0, &["canary", "parallel", "pauseOnFailure", "watchSeconds"])?;
-        let (default, most) = (Policy::DEFAULT, Policy::MOST);
-        let number = |key: &str, range: RangeInclusive<u32>, default| {
-            let Some(value) = keys.0.get(key) else { return Ok(default) };
-            let number =
-                value.as_u64().and_then(|number| u32::try_from(number).ok()).filter(|number| range.contains(number));
-            let expected = format!("a number from {} to {}", range.start(), range.end());
-            number.ok_or_else(|| refused(&format!("upgrade.{key}"), value, &expected))
-        };
-        let pause_on_failure = match keys.0.get("pauseOnFailure") {
-            None => default.pause_on_failure,
-            Some(Value::Bool(pauses)) => *pauses,
-            Some(other) => return Err(refused("upgrade.pauseOnFailure", other, "true or false")),
-        };
-        Ok(Policy {
-            canary: number("canary", 0..=most.canary, default.canary)?,
-            parallel: number("parallel", 0..=most.parallel, default.parallel)?,
-            pause_on_failure,
-            watch_seconds: number("watchSeconds", 1..=most.watch_seconds, default.watch_seconds)?,
-        })
-    }
-
-    fn boolean(&self, key: &str, default: bool) -> Result<bool, ConfigError> {
-        let Some(value) = self.0.get(key) else { return Ok(default) };
-        value.as_bool().ok_or_else(|| refused(key, value, "true or false"))
-    }
-
-    fn listen(&self) -> Result<SocketAddr, ConfigError> {
-        let text = self.text("listen")?.unwrap_or(DEFAULT_LISTEN);
-        text.parse().map_err(|_| refused("listen", &text.into(), "IP:PORT, for example \"0.0.0.0:9476\""))
-    }
-}
-
-fn host_root(text: &str) -> Result<Option<PathBuf>, ConfigError> {
-    match text {
-        "" | "/" => Ok(None),
-        path => absolute(path)
-            .map(Some)
-            .ok_or_else(|| refused("hostRoot", &path.into(), "the absolute path at which the node's root is mounted")),
-    }
-}
-
-fn endpoint(text: &str) -> Result<PathBuf, ConfigError> {
-    let path = text.strip_prefix("unix://").unwrap_or(text);
-    // Longer paths do not fit into a socket address.
-    absolute(path)
-        .filter(|_| path.len() < 100)
-        .ok_or_else(|| refused("runtimeEndpoint", &text.into(), "unix:///PATH of the runtime's socket"))
-}
-
-fn absolute(text: &str) -> Option<PathBuf> {
-    let path = Path::new(text);
-    let is_plain = path.components().all(|part| !matches!(part, std::path::Component::ParentDir));
-    (text.starts_with('/') && !text.contains('\0') && is_plain).then(|| path.to_owned())
-}
-
-/// A DNS label (RFC 1123), as Kubernetes names Services and namespaces.
-fn is_label(text: &str) -> bool {
-    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    (1..=63).contains(&text.len()) && text.bytes().all(allowed) && !text.starts_with('-') && !text.ends_with('-')
-}
-
-fn object<'a>(key: &str, value: &'a Value, expected: &str) -> Result<&'a Map<String, Value>, ConfigError> {
-    value.as_object().ok_or_else(|| refused(key, value, expected))
-}
-
-/// Refuses unknown keys, which would otherwise silently have no effect.
-fn only(section: &str, object: &Map<String, Value>, known: &[&str]) -> Result<(), ConfigError> {
-    let Some((key, value)) = object.iter().find(|(key, _)| !known.contains(&key.as_str())) else { return Ok(()) };
-    let key = if section.is_empty() { key.clone() } else { format!("{section}.{key}") };
-    let hint = key.rsplit('.').next().map_or_else(String::new, |key| hint(key, known));
-    Err(refused(&key, value, &format!("{hint}only the keys {}", known.join(", "))))
-}
-
-fn refused(key: &str, value: &Value, expected: &str) -> ConfigError {
-    let value: String = value.to_string().chars().take(MAX_SHOWN).collect();
-    ConfigError::Refused { key: key.to_owned(), value, expected: expected.to_owned() }
-}
-
 /// Name of the plugin's program, and the `type` of our chain entry.
 pub const PLUGIN: &str = "nebula-cni-plugin";
 /// Name of the instance's program.
@@ -440,7 +292,7 @@ pub const NODE_CREDENTIAL_FILE: &str = "/run/nebula-cni/agent/node-credential";
 /// Copy of the TLS roots of the CA, for instances.
 pub const TLS_CA_FILE: &str = "/run/nebula-cni/agent/tls.crt";
 
-const KEYS: [&str; 14] = [
+const KEYS: [&str; 17] = [
     "network",
     "strategy",
     "confDirs",
@@ -452,15 +304,14 @@ const KEYS: [&str; 14] = [
     "unprotected",
     "upgrade",
     "nodeRanges",
+    "policy",
+    "flows",
     "taint",
     "podMetrics",
     "listen",
+    "api",
 ];
-const DEFAULT_LISTEN: &str = "127.0.0.1:9476";
-const DEFAULT_CA_PORT: u16 = 8443;
 const MAX_BYTES: u64 = 1 << 20;
-const MAX_DIRECTORIES: usize = 16;
-const MAX_SHOWN: usize = 100;
 
 #[cfg(test)]
 mod tests {
@@ -477,7 +328,7 @@ mod tests {
         assert_eq!((config.strategy, config.unprotected, config.taint), (Strategy::File, Unprotected::Attach, false));
         assert_eq!((config.network, config.runtime_endpoint), (None, None));
         assert_eq!(config.upgrade, Policy::DEFAULT);
-        assert_eq!(config.listen.to_string(), "127.0.0.1:9476");
+        assert_eq!((config.listen.to_string().as_str(), config.api), ("127.0.0.1:9476", None));
         assert_eq!(config.host_root.resolve(Path::new("/etc")), Path::new("/etc"));
     }
 
@@ -489,12 +340,13 @@ mod tests {
             "ca": {"url": "https://ca.example:8443", "serverName": "nebula-ca.nebula-system.svc"},
             "entry": {"enrol": {"namespaces": ["shop"]}, "mode": "strict"},
             "unprotected": "report", "taint": true, "listen": "0.0.0.0:9476", "nodeRanges": false,
-            "upgrade": {"canary": 2, "parallel": 0, "pauseOnFailure": false, "watchSeconds": 30},
+            "upgrade": {"canary": 2, "parallel": 0, "pauseOnFailure": false, "watchSeconds": 30}, "api": {"listen": "[::]:9478"},
         });
         let config = Config::parse(&text.to_string()).unwrap();
         assert_eq!((config.strategy, config.unprotected, config.taint), (Strategy::DropIn, Unprotected::Report, true));
         assert_eq!(config.runtime_endpoint.as_deref(), Some(Path::new("/run/crio/crio.sock")));
         assert_eq!((config.bin_dirs.len(), config.node_ranges), (2, false));
+        assert_eq!(config.api, Some("[::]:9478".parse().unwrap()));
         let upgrade = Policy { canary: 2, parallel: 0, pause_on_failure: false, watch_seconds: 30 };
         assert_eq!(config.upgrade, upgrade);
         let entry = config.chain_entry("https://10.96.0.7:8443", Some("nebula-ca.nebula-system.svc"));
@@ -546,9 +398,20 @@ mod tests {
             ("upgrade.watchSeconds", json!({"watchSeconds": 0})),
             ("upgrade.watchSeconds", json!({"watchSeconds": 1.5})),
             ("upgrade.watch", json!({"watch": 1})),
+            ("flows", json!(true)),
+            ("flows.keep", json!({"keep": 1})),
+            ("flows.maxMiB", json!({"maxMiB": 15})),
+            ("flows.maxMiB", json!({"maxMiB": 4097})),
+            ("flows.hours", json!({"hours": 0})),
+            ("flows.hours", json!({"hours": 721})),
+            ("flows.days", json!({"days": 1})),
             ("taint", json!("yes")),
             ("listen", json!("9476")),
             ("listen", json!("localhost:9476")),
+            ("api", json!("[::]:9478")),
+            ("api.listen", json!({"listen": "9478"})),
+            ("api.listen", json!({"listen": "[::]:0"})),
+            ("api.port", json!({"port": 9478})),
             ("confDir", json!(["/etc/cni/net.d"])),
         ] {
             let mut config = good();

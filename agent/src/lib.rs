@@ -1,6 +1,7 @@
 //! The node agent: prepares a Kubernetes node for the plugin, proves that the runtime uses it, and keeps every enrolled
 //! pod of the node protected (`nebula-cni-agent`, a DaemonSet).
 
+pub mod api;
 pub mod ca;
 mod chain;
 pub mod cluster;
@@ -8,6 +9,7 @@ mod cni_cache;
 pub mod config;
 pub mod credentials;
 mod durable;
+pub mod flows;
 pub mod host_root;
 mod listener;
 mod metrics;
@@ -16,6 +18,7 @@ pub mod node_credential;
 pub mod on_host;
 pub mod places;
 pub mod pod_status;
+pub mod policy;
 pub mod process;
 mod programs;
 pub mod readiness;
@@ -31,3 +34,4 @@ pub mod table;
 mod underlay;
 pub mod uninstall;
 mod watch;
+pub mod why;

@@ -40,7 +40,7 @@ pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::from_std(listener)
 }
 
-/// Serves for ever.
+/// Serves until the task is cancelled.
 pub(crate) async fn serve(listener: TcpListener, readiness: Readiness, more: MoreMetrics) {
     let router = Router::new()
         .route("/healthz", get(async || "ok\n"))
@@ -49,7 +49,16 @@ pub(crate) async fn serve(listener: TcpListener, readiness: Readiness, more: Mor
         .route("/metrics", get(metrics))
         .fallback(async || (StatusCode::NOT_FOUND, "not found\n"))
         .with_state(Shown { readiness, more });
-    let places = Places::new(MAX_CLIENTS);
+    accept(listener, MAX_CLIENTS, |stream, _| converse(stream, router.clone())).await;
+}
+
+/// Accepts connections, and lets `converse` serve at most `most` of them at a time. Beyond this limit, clients
+/// of the source that has the most are disconnected.
+pub(crate) async fn accept<F>(listener: TcpListener, most: usize, converse: impl Fn(TcpStream, Source) -> F)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let places = Places::new(most);
     loop {
         // A client is accepted at once, however many there are: the kubelet must not wait for others.
         let accepted = listener.accept().await.and_then(|(stream, peer)| Ok((stream.local_addr()?, peer, stream)));
@@ -63,11 +72,12 @@ pub(crate) async fn serve(listener: TcpListener, readiness: Readiness, more: Mor
         };
         let ended = Arc::new(Notify::new());
         let end = Arc::clone(&ended);
-        if let Some(place) = places.admit(Source::of_tcp(local, peer), move || end.notify_one()) {
-            let router = router.clone();
+        let source = Source::of_tcp(local, peer);
+        if let Some(place) = places.admit(source, move || end.notify_one()) {
+            let conversation = converse(stream, source);
             tokio::spawn(async move {
                 tokio::select! {
-                    () = converse(stream, router) => {}
+                    () = conversation => {}
                     () = ended.notified() => {}
                 }
                 drop(place);
@@ -105,7 +115,7 @@ async fn metrics(State(shown): State<Shown>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
 }
 
-fn own_metrics(standings: &Standings) -> String {
+pub(crate) fn own_metrics(standings: &Standings) -> String {
     let mut text = String::new();
     let ready = u8::from(verdict(standings).is_ok());
     let _ = writeln!(text, "# HELP nebula_cni_agent_ready Whether pods may be put on this node.");
@@ -119,7 +129,6 @@ fn own_metrics(standings: &Standings) -> String {
     text
 }
 
-/// Beyond this limit, clients of the source that has the most are disconnected.
 const MAX_CLIENTS: usize = 32;
 const MAX_HEADER_BYTES: usize = 16 << 10;
 const HEADERS_WITHIN: Duration = Duration::from_secs(5);

@@ -1,6 +1,9 @@
 //! What all parts of the agent share.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
+
+use tokio::sync::watch;
 
 use crate::config::Config;
 use crate::readiness::Readiness;
@@ -15,6 +18,8 @@ pub struct Node {
     pub readiness: Readiness,
     /// Whether the agent may still put things back.
     pub retirement: Retirement,
+    /// Pods whose network policies nothing enforces.
+    pub unenforced: Unenforced,
 }
 
 impl Node {
@@ -22,6 +27,42 @@ impl Node {
     #[must_use]
     pub fn new(config: Config) -> Self {
         let retirement = Retirement::new(config.host_root.clone());
-        Self { config: Arc::new(config), readiness: Readiness::default(), retirement }
+        let (readiness, unenforced) = (Readiness::default(), Unenforced::default());
+        Self { config: Arc::new(config), readiness, retirement, unenforced }
+    }
+}
+
+/// Pods of this node that network policies select and that nothing protects in their tunnels, from the keeper of the
+/// table to the reports at the API server. Cheap to clone. Pods are known by the
+/// [incarnation](crate::table::member::incarnation) of their certificates.
+#[derive(Debug, Clone)]
+pub struct Unenforced(watch::Sender<BTreeSet<u64>>);
+
+impl Default for Unenforced {
+    fn default() -> Self {
+        Self(watch::Sender::new(BTreeSet::new()))
+    }
+}
+
+impl Unenforced {
+    /// These are all.
+    pub fn set(&self, pods: BTreeSet<u64>) {
+        self.0.send_if_modified(|before| {
+            let is_news = *before != pods;
+            *before = pods;
+            is_news
+        });
+    }
+
+    /// All of them now.
+    #[must_use]
+    pub fn now(&self) -> BTreeSet<u64> {
+        self.0.borrow().clone()
+    }
+
+    /// Follows all changes.
+    #[must_use]
+    pub fn watch(&self) -> watch::Receiver<BTreeSet<u64>> {
+        self.0.subscribe()
     }
 }

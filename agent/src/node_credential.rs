@@ -50,7 +50,7 @@ pub enum NodeCredentialError {
 
 /// Renews the credential each hour and, since another agent may have been here before, at the start.
 pub async fn keep(node: &Node, mut target: watch::Receiver<Option<Target>>) {
-    let Node { config, readiness, retirement } = node;
+    let Node { config, readiness, retirement, .. } = node;
     let mut shown = None;
     loop {
         let known = target.borrow_and_update().clone();

@@ -7,25 +7,12 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use nebula_cert::{visible, visible_json};
+use nebula_cni_contract::agent_api::{PodState, change_texts};
 use nebula_cni_contract::instance_status::{self, Status};
 use nebula_cni_plugin::attachment::record::{self, Found, Record};
-use serde::Serialize;
 use serde_json::Value;
 
 use crate::host_root::HostRoot;
-
-/// A pod of this node with a tunnel.
-#[derive(Debug, Serialize)]
-pub struct Pod {
-    /// NAMESPACE/NAME.
-    pub pod: String,
-    /// Name of the pod's network.
-    pub network: String,
-    /// The status document of its instance; `null` if that does not answer.
-    pub status: Value,
-    /// Why the instance does not answer.
-    pub problem: Option<String>,
-}
 
 /// Why there is nothing to show.
 #[derive(Debug, thiserror::Error)]
@@ -63,25 +50,22 @@ pub enum PodStatusError {
 ///
 /// # Errors
 /// Returns an error if the records cannot be listed.
-pub fn of_node(host: &HostRoot, state_dir: &Path) -> Result<Vec<Pod>, PodStatusError> {
-    let folder = host.resolve(state_dir);
-    let failed = |source| PodStatusError::Records { path: folder.clone(), source };
-    let networks = match fs::read_dir(&folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other.map_err(failed)?,
-    };
-    let mut records = Vec::new();
-    for network in networks {
-        let network = network.map_err(failed)?.file_name();
-        let Some(network) = network.to_str() else { continue };
-        // The folders of the agent and of the cluster table have no record.
-        let paths = record::list(&folder, network).unwrap_or_default();
-        records.extend(paths.iter().filter_map(|path| match Record::load(path) {
-            Ok(Found::Record(record)) => Some((network.to_owned(), record)),
-            _ => None,
-        }));
+pub fn of_node(host: &HostRoot, state_dir: &Path) -> Result<Vec<PodState>, PodStatusError> {
+    of_namespace(host, state_dir, None)
+}
+
+/// As [`of_node`], of the pods of one namespace if there is one.
+pub(crate) fn of_namespace(
+    host: &HostRoot,
+    state_dir: &Path,
+    namespace: Option<&str>,
+) -> Result<Vec<PodState>, PodStatusError> {
+    let (mut records, mut pods) = records(host, state_dir)?;
+    if let Some(namespace) = namespace {
+        records.retain(|(_, record)| record.target.pod.namespace == namespace);
+        // Whose the others are, nobody knows.
+        pods.clear();
     }
-    let mut pods = Vec::new();
     for some in records.chunks(PARALLEL) {
         // An instance that hangs takes two seconds.
         thread::scope(|scope| {
@@ -94,50 +78,97 @@ pub fn of_node(host: &HostRoot, state_dir: &Path) -> Result<Vec<Pod>, PodStatusE
     Ok(pods)
 }
 
+/// Records of attachments, each with the name of its network.
+type Records = Vec<(String, Box<Record>)>;
+
+/// The records in the state directory, each with the name of its network, and the pods whose records cannot be used.
+pub(crate) fn records(host: &HostRoot, state_dir: &Path) -> Result<(Records, Vec<PodState>), PodStatusError> {
+    let folder = host.resolve(state_dir);
+    let failed = |source| PodStatusError::Records { path: folder.clone(), source };
+    let networks = match fs::read_dir(&folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((Vec::new(), Vec::new())),
+        other => other.map_err(failed)?,
+    };
+    let (mut records, mut pods) = (Vec::new(), Vec::new());
+    for network in networks {
+        let network = network.map_err(failed)?.file_name();
+        let Some(network) = network.to_str() else { continue };
+        // The folders of the agent and of the cluster table have no record.
+        for path in record::list(&folder, network).unwrap_or_default() {
+            let network = network.to_owned();
+            match Record::load(&path) {
+                Ok(Found::Record(record)) => records.push((network, record)),
+                Ok(Found::Foreign(why)) => {
+                    let pod = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+                    let problem = Some(format!("its record cannot be used: {why}"));
+                    pods.push(PodState { pod, network, problem, ..PodState::default() });
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok((records, pods))
+}
+
 /// One line for each pod.
 #[must_use]
-pub fn table(pods: &[Pod], now: i64) -> String {
+pub fn table(pods: &[PodState], now: i64) -> String {
     if pods.is_empty() {
         return "No pod of this node has a tunnel.\n".to_owned();
     }
-    let widest = pods.iter().map(|pod| pod.pod.len()).max().unwrap_or_default();
-    let mut text = format!("{:widest$}  {:<11}  {:<11}  {:>7}  OVERLAY\n", "POD", "STATE", "CERTIFICATE", "TUNNELS");
-    for pod in pods {
-        let Ok(status) = serde_json::from_value::<Status>(pod.status.clone()) else {
-            let problem = visible(pod.problem.as_deref().unwrap_or("what it says is no status"));
-            let _ = writeln!(text, "{:widest$}  {:<11}  {problem}", pod.pod, "no answer");
-            continue;
-        };
-        let certificate = match status.certificate {
-            Some(certificate) if certificate.not_after <= now => "expired".to_owned(),
-            Some(certificate) => format!("for {}", span(certificate.not_after - now)),
-            None => "none".to_owned(),
-        };
-        let (state, tunnels, overlay) = (status.state.word(), status.tunnels.len(), status.overlay.join(" "));
-        let _ =
-            writeln!(text, "{:widest$}  {state:<11}  {certificate:<11}  {tunnels:>7}  {}", pod.pod, visible(&overlay));
-        for problem in [status.closed, status.last_error].into_iter().flatten() {
-            let _ = writeln!(text, "{:widest$}  -> {}", "", visible(&problem));
-        }
-    }
-    text
+    let shown = |pod: &PodState| change_texts(pod, &mut |text| visible(text).into_owned());
+    // A pod that was written as JSON can be read again.
+    PodState::table(&pods.iter().filter_map(|pod| shown(pod).ok()).collect::<Vec<_>>(), now)
 }
 
 /// All that the instance of one pod says, as JSON.
 ///
 /// # Errors
 /// Returns an error if there is no such pod, or its instance does not answer.
-pub fn document(pods: &[Pod], name: &str) -> Result<String, PodStatusError> {
-    let pod =
-        pods.iter().find(|pod| pod.pod == name).ok_or_else(|| PodStatusError::Unknown { name: name.to_owned() })?;
+pub fn document(pods: &[PodState], name: &str) -> Result<String, PodStatusError> {
+    // A value that was parsed can be printed.
+    answering(pods, name).map(|pod| format!("{}\n", visible_json(&format!("{:#}", pod.status))))
+}
+
+/// How one pod stands, and what network policies said about its flows.
+///
+/// # Errors
+/// As [`document`].
+pub fn described(pods: &[PodState], name: &str, now: i64) -> Result<String, PodStatusError> {
+    let pod = answering(pods, name)?;
+    let mut text = table(std::slice::from_ref(pod), now);
+    let Ok(status) = serde_json::from_value::<Status>(pod.status.clone()) else { return Ok(text) };
+    if status.policy_verdicts.is_empty() {
+        text.push_str("\nNo network policy was asked about its flows.\n");
+        return Ok(text);
+    }
+    let widest = status.policy_verdicts.iter().map(|row| visible(&row.policy).len()).max().unwrap_or_default().max(6);
+    let _ = writeln!(
+        text,
+        "\n{:<9}  {:<13}  {:<widest$}  {:>10}  {:>10}  {:>10}",
+        "DIRECTION", "TIER", "POLICY", "ALLOWED", "DENIED", "WOULD_DENY"
+    );
+    for row in &status.policy_verdicts {
+        let [direction, tier, policy] = [&row.direction, &row.tier, &row.policy].map(|text| visible(text));
+        let _ = writeln!(
+            text,
+            "{direction:<9}  {tier:<13}  {policy:<widest$}  {:>10}  {:>10}  {:>10}",
+            row.allowed, row.denied, row.would_deny
+        );
+    }
+    Ok(text)
+}
+
+fn answering<'a>(pods: &'a [PodState], name: &str) -> Result<&'a PodState, PodStatusError> {
+    let pod = pods.iter().find(|pod| pod.pod == name);
+    let pod = pod.ok_or_else(|| PodStatusError::Unknown { name: name.to_owned() })?;
     match &pod.problem {
         Some(problem) => Err(PodStatusError::Silent { name: name.to_owned(), problem: problem.clone() }),
-        // A value that was parsed can be printed.
-        None => Ok(format!("{}\n", visible_json(&format!("{:#}", pod.status)))),
+        None => Ok(pod),
     }
 }
 
-fn ask(host: &HostRoot, network: &str, record: &Record) -> Pod {
+fn ask(host: &HostRoot, network: &str, record: &Record) -> PodState {
     let answer = instance_status::document(&host.resolve(&record.status_socket))
         .and_then(|bytes| serde_json::from_slice(&bytes).map_err(io::Error::from));
     let (status, problem) = match answer {
@@ -145,14 +176,8 @@ fn ask(host: &HostRoot, network: &str, record: &Record) -> Pod {
         Err(error) => (Value::Null, Some(error.to_string())),
     };
     let pod = &record.target.pod;
-    Pod { pod: format!("{}/{}", pod.namespace, pod.name), network: network.to_owned(), status, problem }
-}
-
-/// A time as its largest unit.
-fn span(seconds: i64) -> String {
-    const UNITS: [(i64, &str); 3] = [(86_400, "d"), (3600, "h"), (60, "min")];
-    let largest = UNITS.iter().find(|(unit, _)| seconds >= 2 * unit);
-    largest.map_or_else(|| format!("{seconds} s"), |(unit, name)| format!("{} {name}", seconds / unit))
+    let (pod, network) = (format!("{}/{}", pod.namespace, pod.name), network.to_owned());
+    PodState { pod, network, status, problem, ..PodState::default() }
 }
 
 const PARALLEL: usize = 16;
@@ -164,8 +189,8 @@ mod tests {
 
     use super::*;
 
-    fn pod(name: &str, status: Value) -> Pod {
-        Pod { pod: name.to_owned(), network: "pods".to_owned(), status, problem: None }
+    fn pod(name: &str, status: Value) -> PodState {
+        PodState { pod: name.to_owned(), network: "pods".to_owned(), status, ..PodState::default() }
     }
 
     #[test]
@@ -173,7 +198,7 @@ mod tests {
         let running = serde_json::json!({"state": "running", "overlay": ["10.244.1.7/16"], "tunnels": [{}, {}],
             "certificate": {"not_after": 10_000}});
         let waiting = serde_json::json!({"state": "waiting", "last_error": "the CA\nrefused"});
-        let silent = Pod { problem: Some("Connection refused".to_owned()), ..pod("shop/z", Value::Null) };
+        let silent = PodState { problem: Some("Connection refused".to_owned()), ..pod("shop/z", Value::Null) };
         let text = table(&[pod("shop/web-0", running), pod("shop/db", waiting), silent], 2800);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "POD         STATE        CERTIFICATE  TUNNELS  OVERLAY");
@@ -186,11 +211,29 @@ mod tests {
 
     #[test]
     fn a_pod_that_is_not_here_is_told_from_one_that_does_not_answer() {
-        let silent = Pod { problem: Some("Connection refused".to_owned()), ..pod("shop/db", Value::Null) };
+        let silent = PodState { problem: Some("Connection refused".to_owned()), ..pod("shop/db", Value::Null) };
         let pods = [pod("shop/web", serde_json::json!({"state": "running"})), silent];
         assert!(document(&pods, "shop/web").unwrap().contains(r#""state": "running""#));
         assert!(document(&pods, "shop/db").unwrap_err().to_string().contains("does not answer: Connection refused"));
         assert!(document(&pods, "shop/other").unwrap_err().to_string().starts_with("no pod shop/other with a tunnel"));
+    }
+
+    #[test]
+    fn the_status_of_one_pod_has_the_verdicts_on_its_flows() {
+        let verdicts = serde_json::json!([
+            {"direction": "ingress", "tier": "NetworkPolicy", "policy": "shop/web", "allowed": 12, "denied": 3},
+            {"direction": "egress", "tier": "none", "policy": "no\npolicy", "would_deny": 7}]);
+        let judged = serde_json::json!({"state": "running", "overlay": ["10.244.1.7/16"], "policy_verdicts": verdicts});
+        let pods = [pod("shop/web", judged), pod("shop/db", serde_json::json!({"state": "running"}))];
+        let text = described(&pods, "shop/web", 0).unwrap();
+        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[1][..2], ["shop/web", "running"]);
+        assert_eq!(lines[3], ["DIRECTION", "TIER", "POLICY", "ALLOWED", "DENIED", "WOULD_DENY"]);
+        assert_eq!(lines[4], ["ingress", "NetworkPolicy", "shop/web", "12", "3", "0"]);
+        assert_eq!(lines[5], ["egress", "none", "no\\npolicy", "0", "0", "7"]);
+        assert_eq!(lines.len(), 6, "{text}");
+        assert!(described(&pods, "shop/db", 0).unwrap().ends_with("No network policy was asked about its flows.\n"));
+        assert!(matches!(described(&pods, "shop/x", 0), Err(PodStatusError::Unknown { .. })));
     }
 
     #[test]
@@ -209,6 +252,7 @@ mod tests {
         fs::write(network.join("a.json"), record("web", &socket).to_string()).unwrap();
         fs::write(network.join("b.json"), record("gone", &dir.path().join("none")).to_string()).unwrap();
         fs::write(network.join("c.json"), "{").unwrap();
+        fs::write(network.join("d-eth0.json"), r#"{"version":2}"#).unwrap();
         let listener = UnixListener::bind(&socket).unwrap();
         let instance = thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
@@ -217,7 +261,8 @@ mod tests {
         let pods = of_node(&HostRoot::default(), &state_dir).unwrap();
         instance.join().unwrap();
         let names: Vec<&str> = pods.iter().map(|pod| pod.pod.as_str()).collect();
-        assert_eq!(names, ["shop/gone", "shop/web"]);
-        assert!(pods[0].problem.is_some() && pods[1].status["trouble"]["lost_peers"].is_array());
+        assert_eq!(names, ["d-eth0", "shop/gone", "shop/web"]);
+        assert!(pods[0].problem.as_ref().unwrap().contains("by a newer program"), "{pods:?}");
+        assert!(pods[1].problem.is_some() && pods[2].status["trouble"]["lost_peers"].is_array());
     }
 }

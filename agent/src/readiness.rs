@@ -27,6 +27,13 @@ pub enum Part {
     Reconciled,
     /// The cluster table is there and current, if pods are captured.
     Table,
+    /// Network policies are enforced as they are written. Not required: a policy that somebody wrote badly must not
+    /// take out the nodes of all.
+    Policies,
+    /// Flow records are kept, if they are to be. Not required: pods are protected without.
+    Flows,
+    /// Flow records are exported, if they are to be. Not required, for the same reason.
+    FlowExport,
     /// The Kubernetes API answers. Not required: without it nothing is reported there, but pods are protected.
     Kubernetes,
     /// A lighthouse answers datagrams of this node. Not required: pods whose peers are known go on, and a lighthouse
@@ -38,7 +45,7 @@ pub enum Part {
 
 impl Part {
     /// All parts, in order.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 14] = [
         Self::Programs,
         Self::Credentials,
         Self::SelfTest,
@@ -47,6 +54,9 @@ impl Part {
         Self::Ca,
         Self::Reconciled,
         Self::Table,
+        Self::Policies,
+        Self::Flows,
+        Self::FlowExport,
         Self::Kubernetes,
         Self::Underlay,
         Self::Nodes,
@@ -55,7 +65,10 @@ impl Part {
     /// Whether the node is not ready without it.
     #[must_use]
     pub fn is_required(self) -> bool {
-        !matches!(self, Self::Kubernetes | Self::Underlay | Self::Nodes)
+        !matches!(
+            self,
+            Self::Policies | Self::Flows | Self::FlowExport | Self::Kubernetes | Self::Underlay | Self::Nodes
+        )
     }
 
     /// The name in `/readyz`, in tables and as a metric's label.
@@ -70,6 +83,9 @@ impl Part {
             Self::Ca => "ca",
             Self::Reconciled => "reconciled",
             Self::Table => "table",
+            Self::Policies => "policies",
+            Self::Flows => "flows",
+            Self::FlowExport => "flow-export",
             Self::Kubernetes => "kubernetes",
             Self::Underlay => "underlay",
             Self::Nodes => "nodes",

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use nebula_cert::issuance::{MAX_REPLY, Pod, Proof, RELEASE_PATH, Refusal, Release};
 use nebula_cni_contract::clock::{Clock, SystemClock};
 use nebula_cni_contract::launch::CaAccess;
+use nebula_cni_plugin::attachment::foreign;
 use nebula_cni_plugin::attachment::record::{self, Found, Record};
 use nebula_cni_plugin::attachment::released::{self, Released};
 use zeroize::{Zeroize, Zeroizing};
@@ -87,6 +88,10 @@ impl Releaser {
         }
         let notes = notes(&released::dir(&state_dir, &entry.network));
         self.backoff.retain(|name| notes.iter().any(|note| name_of(note) == name));
+        if foreign::is_any_in(&state_dir, &entry.network) {
+            // It may be of one of these pods.
+            return;
+        }
         let mut attached: Option<Vec<String>> = None;
         for note in notes {
             let (name, now) = (name_of(&note).to_owned(), SystemClock.now());

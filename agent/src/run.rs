@@ -5,14 +5,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use nebula_linux::memory;
 use serde_json::{Map, Value};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::api;
 use crate::ca::{self, Target};
 use crate::chain::Keeper;
 use crate::credentials::{self, Volumes};
+use crate::flows;
 use crate::listener::{self, MoreMetrics};
 use crate::metrics::Metrics;
 use crate::node::Node;
@@ -81,6 +84,8 @@ pub async fn run(node: Node, options: Options) -> Result<(), RunError> {
     let metrics = Arc::new(Metrics::new(node.config.pod_metrics));
     let shown = Arc::clone(&metrics);
     let more: MoreMetrics = Arc::new(move || shown.text());
+    let looked = Arc::clone(&metrics);
+    let pods: api::Pods = Arc::new(move || looked.pods());
     let work = async {
         tokio::join!(
             listener::serve(listener, node.readiness.clone(), more),
@@ -95,7 +100,10 @@ pub async fn run(node: Node, options: Options) -> Result<(), RunError> {
             ranges::follow(&node.config, services_tx),
             test_then_publish(&node, places.clone(), target.clone(), services, entry_tx),
             Keeper::new(&node).run(entry.clone(), places.clone(), DirectoryWatch::new()),
+            release_memory(),
+            flows::keep(&node, options.node.clone(), Arc::clone(&metrics)),
             table::keep(&node, options.node.clone(), (target.clone(), ports_tx), Arc::clone(&metrics)),
+            api::keep(&node, options.node.clone(), pods),
             reconcile::start::keep(&node, options.node, metrics, entry, places),
         );
     };
@@ -106,6 +114,16 @@ pub async fn run(node: Node, options: Options) -> Result<(), RunError> {
     }
 }
 
+/// Gives back what the start and short peaks left behind: free blocks of the heap, and pages of the program that are
+/// mapped and seldom used.
+async fn release_memory() {
+    loop {
+        tokio::time::sleep(RELEASE).await;
+        memory::release_free_heap();
+        memory::release_program_pages();
+    }
+}
+
 /// Keeps the programs installed, from the moment at which the directories are known.
 async fn keep_programs(
     node: &Node,
@@ -113,7 +131,7 @@ async fn keep_programs(
     mut places: watch::Receiver<Option<Places>>,
     mut watch: DirectoryWatch,
 ) {
-    let Node { config, readiness, retirement } = node;
+    let Node { config, readiness, retirement, .. } = node;
     let mut programs = Programs::new(source);
     loop {
         let known = places.borrow_and_update().clone();
@@ -150,7 +168,7 @@ async fn keep_programs(
 }
 
 async fn keep_credentials(node: &Node, volumes: Volumes, mut watch: DirectoryWatch) {
-    let Node { config, readiness, retirement } = node;
+    let Node { config, readiness, retirement, .. } = node;
     let mut watched = volumes.directories();
     watched.push(config.host_root.resolve(Path::new(crate::config::AGENT_DIR)));
     loop {
@@ -178,7 +196,7 @@ async fn test_then_publish(
     mut services: watch::Receiver<Option<Ranges>>,
     entry: watch::Sender<Option<Map<String, Value>>>,
 ) {
-    let Node { config, readiness, retirement } = node;
+    let Node { config, readiness, retirement, .. } = node;
     let mut changes = readiness.watch();
     let mut tested: Option<(Map<String, Value>, PathBuf)> = None;
     let mut failed_at: Option<Instant> = None;
@@ -238,6 +256,7 @@ async fn test_then_publish(
     }
 }
 
+const RELEASE: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_secs(30);
 const RETRY: Duration = Duration::from_secs(2);
 const TEST_AGAIN: Duration = Duration::from_secs(15);

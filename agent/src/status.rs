@@ -5,8 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use nebula_cert::visible;
+use nebula_cni_contract::agent_api::{PartState, parts_table};
 
-use crate::readiness::{Standings, verdict};
+use crate::readiness::{Part, Standing, Standings, verdict};
 
 /// Why there is no status.
 #[derive(Debug, thiserror::Error)]
@@ -51,21 +52,28 @@ pub fn ask(mut address: SocketAddr) -> Result<Standings, StatusError> {
 /// A table of all parts, and the verdict.
 #[must_use]
 pub fn table(standings: &Standings) -> String {
-    let mut text = String::new();
-    for (part, standing) in standings {
-        let mark = match (standing.ok, part.is_required()) {
-            (true, _) => "ok",
-            (false, true) => "NOT OK",
-            (false, false) => "missing",
-        };
-        let _ = writeln!(text, "{:<12} {mark:<8} {}", part.name(), visible(&standing.reason));
-        if !standing.advice.is_empty() {
-            let _ = writeln!(text, "{:<21} -> {}", "", visible(&standing.advice));
-        }
-    }
+    let shown = |text: &str| visible(text).into_owned();
+    let parts: Vec<_> = parts(standings)
+        .into_iter()
+        .map(|part| PartState { reason: shown(&part.reason), advice: shown(&part.advice), ..part })
+        .collect();
+    let mut text = parts_table(&parts);
     let ready = if verdict(standings).is_ok() { "ready" } else { "not ready" };
     let _ = writeln!(text, "\nThis node is {ready}.");
     text
+}
+
+/// All parts, for other programs.
+#[must_use]
+pub fn parts(standings: &Standings) -> Vec<PartState> {
+    let part = |(part, standing): (&Part, &Standing)| PartState {
+        name: part.name().to_owned(),
+        ok: standing.ok,
+        is_required: part.is_required(),
+        reason: standing.reason.clone(),
+        advice: standing.advice.clone(),
+    };
+    standings.iter().map(part).collect()
 }
 
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -74,7 +82,7 @@ const MAX_ANSWER: u64 = 256 << 10;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::readiness::{Part, Readiness, Standing};
+    use crate::readiness::Readiness;
 
     #[test]
     fn the_table_says_what_is_wrong_and_what_to_do() {

@@ -13,23 +13,26 @@ use std::time::Duration;
 use nebula_cni_contract::clock::{Clock, Deadline, SystemClock};
 use nebula_cni_contract::labels::Program;
 use nebula_cni_contract::netns::SystemNamespaces;
+use nebula_cni_plugin::attachment::files::Files;
+use nebula_cni_plugin::attachment::foreign;
 use nebula_cni_plugin::attachment::lock::Lock;
-use nebula_cni_plugin::attachment::record::{self, Files, Found, Record};
+use nebula_cni_plugin::attachment::record::{self, Found, Record};
 use nebula_cni_plugin::host::Host;
 use nebula_cni_plugin::link::capture::SystemCaptures;
 use nebula_cni_plugin::link::guard::SystemGuards;
 use nebula_cni_plugin::link::host_route::SystemRoutes;
 use nebula_cni_plugin::link::pod_link::SystemLinks;
+use nebula_cni_plugin::programs;
 use nebula_cni_plugin::request::is_name;
 use nebula_cni_plugin::supervisor::{Direct, Systemd, systemd};
 use nebula_cni_plugin::verb::del::detach;
 use nebula_cni_plugin::verb::reconcile;
-use nebula_cni_plugin::verb::upgrade::previous_of;
 
 use crate::chain::folder;
 use crate::cni_cache;
 use crate::config::{AGENT_DIR, INSTANCE, PLUGIN, STATE_DIR};
 use crate::durable;
+use crate::flows;
 use crate::host_root::HostRoot;
 use crate::places::Places;
 use crate::retirement::{self, Marker};
@@ -122,10 +125,15 @@ pub fn run(
         return Err(error);
     }
     systemd::stop_empty_slices(&SystemClock);
+    remove_flows(host)?;
     for dir in &places.bin {
         let instance = host.resolve(&dir.join(INSTANCE));
         remove(&instance)?;
-        remove(&previous_of(&instance))?;
+        programs::remove_all(&instance).map_err(|source| UninstallError::Files {
+            what: "remove programs beside",
+            path: instance,
+            source,
+        })?;
     }
     let cached: Vec<_> = cni_cache::attachments_for_good(host).iter().map(|path| path.display().to_string()).collect();
     if !cached.is_empty() {
@@ -145,6 +153,19 @@ pub fn run(
     remove_state(host)?;
     tell("everything is removed");
     Ok(Left::Nothing)
+}
+
+/// Removes the flow records, and their folder's if nothing else is in it.
+fn remove_flows(host: &HostRoot) -> Result<(), UninstallError> {
+    let path = flows::folder(host);
+    match fs::remove_dir_all(&path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            return Err(UninstallError::Files { what: "remove the flow records in", path, source });
+        }
+        _ => {}
+    }
+    let _ = path.parent().map(fs::remove_dir);
+    Ok(())
 }
 
 /// Removes the state directory; the marker goes last, because until then a running agent looks for it.
@@ -241,9 +262,14 @@ fn pod_of(path: &Path) -> String {
 }
 
 fn detach_one(state: &Path, path: &Path, host: &Host<'_>) -> Result<(), UninstallError> {
-    let Ok(Found::Record(record)) = Record::load(path) else {
+    let record = match Record::load(path) {
+        Ok(Found::Record(record)) => record,
+        Ok(Found::Foreign(why)) => {
+            let source = Box::new(foreign::refusal(path, &why));
+            return Err(UninstallError::Detach { pod: pod_of(path), source });
+        }
         // A damaged record names no pod, and its instance ends with the pod's namespace.
-        return remove(path);
+        _ => return remove(path),
     };
     let pod = pod_of(path);
     let failed = |source| UninstallError::Detach { pod: pod.clone(), source: Box::new(source) };
@@ -293,7 +319,9 @@ mod tests {
 
     fn node() -> Node {
         let dir = tempfile::tempdir().unwrap();
-        for path in ["etc/cni/net.d", "opt/cni/bin", "run/nebula-cni/agent", "var/lib/cni/results"] {
+        for path in
+            ["etc/cni/net.d", "opt/cni/bin", "run/nebula-cni/agent", "var/lib/cni/results", "var/lib/nebula-cni/flows"]
+        {
             fs::create_dir_all(dir.path().join(path)).unwrap();
         }
         for (path, text) in [
@@ -303,6 +331,7 @@ mod tests {
             ("opt/cni/bin/nebula-cni-instance", "x"),
             ("opt/cni/bin/bridge", "x"),
             ("run/nebula-cni/agent/token", "secret"),
+            ("var/lib/nebula-cni/flows/flows.db", "who speaks to whom"),
         ] {
             fs::write(dir.path().join(path), text).unwrap();
         }
@@ -340,6 +369,7 @@ mod tests {
         assert_eq!(node.uninstall(), Left::Nothing);
         assert_eq!(node.files(), ["etc/cni/net.d/10-a.conflist", "opt/cni/bin/bridge"]);
         assert!(!node.dir.path().join("run/nebula-cni").exists());
+        assert!(!node.dir.path().join("var/lib/nebula-cni").exists());
         assert_eq!(node.uninstall(), Left::Nothing, "it may be repeated");
     }
 
@@ -398,5 +428,19 @@ mod tests {
         assert!(!retirement::path(&node.host).exists());
         assert!(!Retirement::new(node.host.clone()).has_begun());
         assert!(node.files().contains(&"opt/cni/bin/nebula-cni-plugin".to_owned()), "pods need it");
+    }
+
+    #[test]
+    fn even_by_force_no_tunnel_is_removed_whose_record_a_newer_program_wrote() {
+        let node = node();
+        let record = node.dir.path().join("run/nebula-cni/pods/c1-eth0.json");
+        fs::create_dir_all(record.parent().unwrap()).unwrap();
+        fs::write(&record, r#"{"version":2}"#).unwrap();
+        let run = || run(&node.places, &node.host, Attached::Detach, &AtomicBool::new(false), &mut |_| {});
+        let refused = run().unwrap_err().to_string();
+        assert!(refused.contains("c1-eth0.json") && refused.contains("format 2, this one knows 1"), "{refused}");
+        assert!(record.exists() && node.files().contains(&"opt/cni/bin/nebula-cni-plugin".to_owned()));
+        fs::write(&record, "damaged").unwrap();
+        assert_eq!(run().unwrap(), Left::Nothing);
     }
 }

@@ -26,6 +26,9 @@ const HANDSHAKE_ROUNDS: usize = 64;
 const SEGMENT: u16 = 1248;
 const SEGMENTS: usize = 48;
 
+/// Number of records of flows that are kept, as in a pod.
+const RECORDS: usize = 192;
+
 /// Number of hosts that the lighthouse knows.
 const HOSTS: u32 = 64;
 
@@ -71,8 +74,8 @@ fn large() -> (Vec<u8>, Offload) {
     (udp(40_000, 53, 1200), Offload::default())
 }
 
-fn outbound(each: usize, (mut packet, offload): (Vec<u8>, Offload)) -> usize {
-    let (mut a, _) = network(|_| {});
+fn outbound(each: usize, records: usize, (mut packet, offload): (Vec<u8>, Offload)) -> usize {
+    let (mut a, _) = network(|config| config.flow_records = records);
     let work = |(): &mut ()| {
         assert_eq!(a.send(&mut packet, offload), Verdict::Transmit);
         a.lane.clear();
@@ -80,8 +83,8 @@ fn outbound(each: usize, (mut packet, offload): (Vec<u8>, Offload)) -> usize {
     repeat(each, || (), work)
 }
 
-fn inbound(each: usize, (mut packet, offload): (Vec<u8>, Offload)) -> usize {
-    let (mut a, mut b) = network(|_| {});
+fn inbound(each: usize, records: usize, (mut packet, offload): (Vec<u8>, Offload)) -> usize {
+    let (mut a, mut b) = network(|config| config.flow_records = records);
     b.lane.set_coalesce(true, true);
     let sealed = || {
         assert_eq!(a.send(&mut packet, offload), Verdict::Transmit);
@@ -158,8 +161,8 @@ fn captured_new_flow() -> usize {
 }
 
 /// A packet that no rule allows out.
-fn refused() -> usize {
-    let (mut a, _) = network(|_| {});
+fn refused(records: usize) -> usize {
+    let (mut a, _) = network(|config| config.flow_records = records);
     a.node.reconfigure(a.now, |config| config.firewall = Policy::default());
     let (mut packet, offload) = small();
     let work = |(): &mut ()| assert_eq!(a.send(&mut packet, offload), Verdict::Drop(DropReason::NoRule));
@@ -167,8 +170,8 @@ fn refused() -> usize {
 }
 
 /// The first packet of a flow.
-fn new_flow() -> usize {
-    let (mut a, _) = network(|_| {});
+fn new_flow(records: usize) -> usize {
+    let (mut a, _) = network(|config| config.flow_records = records);
     let mut port = 1_000;
     let next = || {
         port += 1;
@@ -301,20 +304,24 @@ fn handshake(steps: &[fn(&mut Pair)]) -> usize {
 
 type Step = (&'static str, fn() -> usize);
 
-const STEPS: [Step; 21] = [
-    ("super-packet-out", || outbound(SEGMENTS, super_packet())),
-    ("super-packet-in", || inbound(SEGMENTS, super_packet())),
-    ("64-bytes-out", || outbound(1, small())),
-    ("64-bytes-in", || inbound(1, small())),
-    ("1228-bytes-out", || outbound(1, large())),
-    ("1228-bytes-in", || inbound(1, large())),
+const STEPS: [Step; 25] = [
+    ("super-packet-out", || outbound(SEGMENTS, 0, super_packet())),
+    ("super-packet-in", || inbound(SEGMENTS, 0, super_packet())),
+    ("64-bytes-out", || outbound(1, 0, small())),
+    ("64-bytes-in", || inbound(1, 0, small())),
+    ("1228-bytes-out", || outbound(1, 0, large())),
+    ("1228-bytes-in", || inbound(1, 0, large())),
     ("captured-super-out", || captured_out(SEGMENTS, 5201, super_packet())),
     ("captured-super-in", || captured_in(SEGMENTS, 5201, super_packet())),
     ("captured-1228-out", || captured_out(1, 53, large())),
     ("captured-1228-in", || captured_in(1, 53, large())),
     ("captured-new-flow", captured_new_flow),
-    ("refused", refused),
-    ("new-flow", new_flow),
+    ("refused", || refused(0)),
+    ("new-flow", || new_flow(0)),
+    ("recorded-64-out", || outbound(1, RECORDS, small())),
+    ("recorded-64-in", || inbound(1, RECORDS, small())),
+    ("recorded-refused", || refused(RECORDS)),
+    ("recorded-new-flow", || new_flow(RECORDS)),
     ("conntrack-lane", || conntrack(1)),
     ("conntrack-node", || conntrack(4096)),
     ("lighthouse-update", || lighthouse(update, 1)),

@@ -223,7 +223,7 @@ impl Lines {
         match lines.line()? {
             Line::Head { nebula_ca_backup: FORMAT, made, ledger } => (lines.made, lines.ledger) = (made, ledger),
             Line::Head { nebula_ca_backup, .. } => {
-                return Err(lines.malformed(format!("it has format {nebula_ca_backup}, this release knows {FORMAT}")));
+                return Err(lines.malformed(format!("it was written by another release of nebula-ca (format {nebula_ca_backup}, this one knows {FORMAT})")));
             }
             _ => return Err(lines.malformed("it has no head".to_owned())),
         }

@@ -1,6 +1,8 @@
 //! The HTTP API: paths, bodies and statuses; every answer to callers except the health line is JSON.
 
 mod directory;
+#[cfg(test)]
+mod other_releases;
 
 use std::{sync::Arc, time::Duration};
 
@@ -163,7 +165,9 @@ fn read<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, R
     // Report only the place and kind of the mistake: the parser's message may repeat the input, including secrets.
     serde_json::from_slice(&body).map_err(|error| {
         let kind = match error.classify() {
-            serde_json::error::Category::Data => "a field is missing, unknown or of the wrong type",
+            serde_json::error::Category::Data => {
+                "a field is missing, unknown or of the wrong type (where the caller is newer, upgrade nebula-ca)"
+            }
             _ => "syntax error",
         };
         Refusal::MalformedRequest(format!("{kind}, line {} column {}", error.line(), error.column()))

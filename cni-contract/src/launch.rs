@@ -11,11 +11,13 @@ use std::path::{Path, PathBuf};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use crate::format::{self, Unreadable};
 use crate::hash::fnv1a;
 use crate::netns::NetnsId;
 
-/// The launch contract. Readers refuse any other `version`. Fields that hold their default are left out, so that an
-/// instance of the previous release still understands a contract that uses nothing new.
+/// The launch contract. Fields that hold their default are left out, so that an instance of an earlier release still
+/// understands a contract that uses nothing new. It refuses a key that it does not know, which may be what keeps the
+/// pod closed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LaunchSpec {
@@ -207,6 +209,9 @@ pub struct Capture {
     /// no flow to them: what it sends to them is passed through, and the rules on the node refuse what is no answer.
     #[serde(default, skip_serializing_if = "is_default")]
     pub answers: Vec<u8>,
+    /// Whether network policies are enforced. What the cluster table does not say is refused then.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub policy: bool,
     /// The cluster table, which the node agent writes and replaces by rename.
     pub table: PathBuf,
 }
@@ -402,6 +407,14 @@ impl LaunchSpec {
     /// Current version of the contract.
     pub const VERSION: u32 = 1;
 
+    /// Reads the contract.
+    ///
+    /// # Errors
+    /// Refuses one of a higher version, and one with a key that this release does not know.
+    pub fn parse(text: &[u8]) -> Result<Self, Unreadable> {
+        format::read(text, Self::VERSION)
+    }
+
     /// Socket to which an instance that was asked to stop may send its last descriptor of the device (one datagram,
     /// SCM_RIGHTS). If nobody listens there, the instance closes the device itself.
     #[must_use]
@@ -419,6 +432,7 @@ impl LaunchSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::recorded::hold;
 
     #[test]
     fn every_port_of_a_range_is_tried_once_and_begins_at_that_of_the_uid() {
@@ -447,6 +461,24 @@ mod tests {
         assert_eq!((spec.target.device.as_str(), spec.target.netns_id), ("nebula0", (4, 4_026_532_000)));
         let compact: String = OF_THE_RELEASE_BEFORE.split_whitespace().collect();
         assert_eq!(serde_json::to_string(&spec).unwrap(), compact);
+    }
+
+    #[test]
+    fn the_contracts_of_each_release_are_read_and_keep_their_keys() {
+        let documents = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/documents");
+        for file in ["launch-isolated.json", "launch-captured.json"] {
+            hold::<LaunchSpec>(&documents, env!("CARGO_PKG_VERSION"), file).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_newer_contract_is_refused_by_its_version_and_one_with_an_unknown_word_by_that() {
+        let newer = OF_THE_RELEASE_BEFORE.replacen("\"version\":1", "\"version\":2,\"colour\":1", 1);
+        assert_eq!(LaunchSpec::parse(newer.as_bytes()), Err(Unreadable::Newer { found: 2, known: 1 }));
+        let word = OF_THE_RELEASE_BEFORE.replacen("\"strict\"", "\"patient\"", 1);
+        let refused = LaunchSpec::parse(word.as_bytes()).unwrap_err().to_string();
+        assert!(refused.contains("of another release: unknown variant `patient`"), "{refused}");
+        assert!(LaunchSpec::parse(OF_THE_RELEASE_BEFORE.as_bytes()).is_ok());
     }
 
     #[test]

@@ -65,8 +65,10 @@ pub mod code {
     pub const CA_UNUSABLE: u32 = 116;
     /// The CA service refuses the node's token, and the node agent wrote no other one in time.
     pub const NODE_TOKEN: u32 = 119;
-    /// No instance serves the pod after an upgrade, and one is being started.
+    /// No instance served the pod after an upgrade, and the old program was started.
     pub const INSTANCE_LOST: u32 = 120;
+    /// The new instance of an upgrade took over and ended, and the old program has taken over again.
+    pub const INSTANCE_ROLLED_BACK: u32 = 121;
     /// The pod cannot be isolated, or is no longer isolated.
     pub const ISOLATION: u32 = 115;
     /// The pod's traffic cannot be captured, or is no longer captured.

@@ -8,6 +8,7 @@ mod handover;
 mod join;
 mod network;
 mod pair;
+mod policy;
 mod proxy;
 mod transport;
 mod trio;
@@ -49,11 +50,15 @@ pub const TARGETS: &[(&str, Run)] = &[
     ("console", console::console),
     ("cni_request", cni_request),
     ("launch_spec", launch_spec),
+    ("flow_records", flow_records),
+    ("why", why),
     ("issuance", issuance),
     ("join", join::join),
     ("ca_answers", nebula_enrolment::fuzzing::ca_answer),
     ("cluster_table", cluster_table),
     ("table_events", nebula_agent::table::fuzzing::events),
+    ("policy_program", policy::program),
+    ("policy_objects", policy::objects),
     ("dbus", nebula_cni_plugin::fuzzing::dbus),
     ("netlink", netlink),
     ("proxy_header", proxy::header),
@@ -225,6 +230,33 @@ fn launch_spec(data: &[u8]) {
     let bytes = serde_json::to_vec(&spec).expect("a launch contract is JSON");
     let again: nebula_cni_contract::launch::LaunchSpec = serde_json::from_slice(&bytes).expect("what we wrote reads");
     assert_eq!(again, spec);
+}
+
+/// What an instance answers about flows: it is read within bounds, and reads the same again once it was.
+fn flow_records(data: &[u8]) {
+    use nebula_cni_contract::flow_records::{Filter, MAX_RECORDS, read_answer};
+    let Ok(read) = read_answer(data) else { return };
+    assert!(read.records.len() <= MAX_RECORDS);
+    let filter = Filter { peer: Some("10.42.0.1".to_owned()), port: Some(80), ..Filter::default() };
+    for record in &read.records {
+        let _ = (filter.matches(record), record.duration_ms());
+    }
+    let body = serde_json::to_string(&read).expect("records are JSON");
+    let again = read_answer(format!("HTTP/1.1 200 OK\r\n\r\n{body}").as_bytes()).expect("what we wrote reads");
+    assert_eq!(again, read);
+}
+
+/// What another node says of a flow: something follows from whatever it is, and it reads the same again.
+fn why(data: &[u8]) {
+    use nebula_cni_contract::why::{Facts, Report};
+    let Ok(facts) = serde_json::from_slice::<Facts>(data) else { return };
+    let report = Report::of(&facts);
+    assert!(report.cause.is_none_or(|cause| report.steps.last().is_some_and(|step| step.link == cause.link())));
+    assert!(report.text().lines().count() <= report.steps.len() + 3, "each step is one line");
+    let mut both = facts.clone();
+    both.add(facts);
+    let again = serde_json::to_vec(&both).expect("facts are JSON");
+    assert_eq!(serde_json::from_slice::<Facts>(&again).expect("what we wrote reads"), both);
 }
 
 fn issuance(data: &[u8]) {

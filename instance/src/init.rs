@@ -253,7 +253,8 @@ const OVERFLOW_UID: u32 = 65_534;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::handoff::server::{HandoffServer, listen};
+    use crate::handoff::server::HandoffServer;
+    use crate::handoff::server::tests::serve;
     use nebula_cert::{Curve, PrivateKey, SigningKey, Template};
     use std::os::unix::fs::PermissionsExt;
 
@@ -315,7 +316,7 @@ mod tests {
             move || init(&settings, &socket)
         });
         // Init waits until the instance listens.
-        let server = HandoffServer::start(listen(&socket).unwrap(), || Ok(())).unwrap();
+        let server = serve(&socket);
         assert_eq!(token(&server), "header.claims.signature");
         server.explain("the CA\nis away");
         server.deliver(delivery.clone());
@@ -343,7 +344,7 @@ mod tests {
     fn nothing_by_the_deadline_is_an_error_with_the_last_reason_and_nothing_is_written() {
         let Credentials { delivery, folder } = credentials();
         let (settings, socket) = (settings(folder.path(), Duration::from_secs(2)), socket("deadline"));
-        let server = HandoffServer::start(listen(&socket).unwrap(), || Ok(())).unwrap();
+        let server = serve(&socket);
         let out = settings.out_dir.clone();
         let running = std::thread::spawn({
             let socket = socket.clone();
@@ -368,7 +369,7 @@ mod tests {
     fn somebody_else_who_listens_gets_no_token() {
         let Credentials { folder, .. } = credentials();
         let (settings, socket) = (settings(folder.path(), Duration::from_secs(60)), socket("impostor"));
-        let server = HandoffServer::start(listen(&socket).unwrap(), || Ok(())).unwrap();
+        let server = serve(&socket);
         for node in [
             Node { user: nix::unistd::getuid().as_raw() + 1, has_process_ids: true },
             Node { user: nix::unistd::getuid().as_raw(), has_process_ids: false },

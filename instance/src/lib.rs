@@ -6,9 +6,10 @@
 //!
 //! - [`host`], [`pod`], [`init`]
 //! - [`overlay`], `handoff`, `handover`
-//! - `metrics`
+//! - `metrics`, `flow_records`
 //! - `listener`
 
+mod flow_records;
 #[doc(hidden)]
 pub mod fuzzing;
 mod handoff;

@@ -23,7 +23,7 @@
 //! | `-pkcs11` that matches several tokens, or none | an error that names them | the first slot |
 //! | `sign -pkcs11` with a certificate that does not match the key | refused | signs what nobody can verify |
 //! | `-pkcs11` with an Ed25519 key | a CA like any other | only P-256 |
-//! | JSON of names with control, invisible or bidirectional characters | `\uXXXX` for each | only some of them |
+//! | JSON of names with control, invisible or bidirectional characters | an escape (`\u` and four digits) for each | only some of them |
 //! | messages | begin as in Go and add details; an unknown flag is named once | |
 //!
 //! ```

@@ -29,8 +29,8 @@ pub fn visible(text: &str) -> Cow<'_, str> {
     Cow::Owned(text.chars().map(escaped).collect())
 }
 
-/// The text of a JSON document with `\uXXXX` for each character that is not visible: the same document. Line feeds
-/// and tabs between its tokens stay; inside of its strings there are none.
+/// The text of a JSON document with an escape (`\u` and four digits) for each character that is not visible: the same
+/// document. Line feeds and tabs between its tokens stay; inside of its strings there are none.
 #[must_use]
 pub fn visible_json(text: &str) -> Cow<'_, str> {
     let is_fine = |c: char| c.is_ascii_whitespace() || is_visible(c);

@@ -1,6 +1,7 @@
 //! What a CA service announces to a host that enrolled with it: part of the configuration (`pki.enrolment`).
 
 use std::collections::BTreeMap;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
@@ -19,6 +20,29 @@ pub struct Announced {
     /// Lighthouses of the network.
     #[serde(default)]
     pub lighthouses: Lighthouses,
+}
+
+impl Announced {
+    /// Reads the file's text. A text without the key `version` is of the first format.
+    ///
+    /// # Errors
+    /// Refuses a newer format: what it says about blocked peers may be elsewhere in it.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let Format { version } = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        match version {
+            Some(found) if found > FORMAT => Err(format!(
+                "it was written by a newer program (format {found}, this one knows {FORMAT}): install that release again, or \
+                 enrol once more with this one"
+            )),
+            _ => serde_json::from_str(text).map_err(|error| error.to_string()),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Format {
+    #[serde(default)]
+    version: Option<u64>,
 }
 
 /// The folder of the files that the host enrolled with; `None`: the configuration names none.
@@ -41,11 +65,13 @@ pub(super) fn add_to(tree: &mut Value) -> Result<(), Error> {
     let path = folder.join(ANNOUNCED);
     let text = match merge::read_bounded(&path) {
         Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::from("{}"),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => String::from("{}"),
         Err(source) => return Err(Error::Unreadable { path, source }),
     };
-    let announced: Announced = serde_json::from_str(&text)
-        .map_err(|error| Error::InFile { path, source: Box::new(Error::Yaml(error.to_string())) })?;
+    let announced = Announced::parse(&text).map_err(|why| {
+        let why = io::Error::new(io::ErrorKind::InvalidData, why);
+        Error::Unreadable { path, source: why }
+    })?;
     let is_lighthouse = tree.at("lighthouse.am_lighthouse").and_then(Value::boolean).unwrap_or(false);
     let Value::Map(root) = tree else { return Ok(()) };
     if let Some(pki) = section(root, "pki") {
@@ -127,6 +153,7 @@ pub fn usable(lighthouses: Lighthouses, own: &[IpNet]) -> Lighthouses {
     lighthouses.into_iter().filter_map(of).take(MAX_LIGHTHOUSES).collect()
 }
 
+const FORMAT: u64 = 1;
 const MAX_LIGHTHOUSES: usize = 64;
 const MAX_ENDPOINTS: usize = 64;
 
@@ -204,5 +231,15 @@ lighthouse: {hosts: [10.42.0.2, 10.42.0.1]}",
     fn a_blocklist_that_cannot_be_read_is_not_taken_for_an_empty_one() {
         let refused = loaded("{\"blocklist\": [", "pki: {enrolment: FOLDER/enrolment.json}").unwrap_err();
         assert!(refused.contains(ANNOUNCED), "{refused}");
+        let newer = r#"{"version": 2, "blocked": {"certificates": ["aa"]}}"#;
+        let refused = loaded(newer, "pki: {enrolment: FOLDER/enrolment.json}").unwrap_err();
+        assert!(refused.contains(ANNOUNCED) && refused.contains("(format 2, this one knows 1)"), "{refused}");
+    }
+
+    #[test]
+    fn what_a_later_release_adds_to_the_announcement_is_skipped() {
+        let config = "pki: {enrolment: FOLDER/enrolment.json}";
+        let later = BOTH.replacen('{', r#"{"version": 1, "relays": ["10.42.0.1"], "#, 1);
+        assert_eq!(loaded(&later, config), loaded(BOTH, config));
     }
 }

@@ -78,15 +78,20 @@ impl Reloaded {
             known.unwrap_or_else(|| hosts.endpoints(&Default::default()))
         });
         let advertise = self.advertise.clone();
-        // Always present: `Settings::read` requires it.
-        let pki = new.pki.clone();
-        let wanted = pki.map(|pki| new.to_config(pki.identity, pki.trust, new.listen.port, Vec::new()));
+        let new = new.clone();
         move |config| {
-            let Some(wanted) = wanted else { return };
-            let old = std::mem::replace(config, wanted);
+            // Always present: `Settings::read` requires it.
+            let Some(pki) = &new.pki else { return };
+            (config.identity, config.trust) = (pki.identity.clone(), pki.trust.clone());
+            new.apply(config);
+            config.subnets = new.tun.routes.subnet_routes();
             // Names are resolved in the background, and their addresses are already in force.
-            config.static_hosts = endpoints.unwrap_or(old.static_hosts);
-            config.lighthouse.advertise = advertise.unwrap_or(old.lighthouse.advertise);
+            if let Some(endpoints) = endpoints {
+                config.static_hosts = endpoints;
+            }
+            if let Some(advertise) = advertise {
+                config.lighthouse.advertise = advertise;
+            }
         }
     }
 
@@ -163,6 +168,7 @@ fn report_reloaded(part: Part, old: &Settings, new: &Settings) {
         Part::PreferredRanges => tracing::info!("preferred_ranges has been reloaded"),
         Part::DisconnectInvalid => tracing::info!("pki.disconnect_invalid has been reloaded"),
         Part::MeasurePaths => tracing::info!("tunnels.measure_paths has been reloaded"),
+        Part::FlowRecords => tracing::info!("flows has been reloaded"),
         Part::Keep => tracing::info!("tunnels.keep and tunnels.keep_groups have been reloaded"),
         Part::PathMtu => tracing::info!("tun.mtu and tun.path_mtu_discovery have been reloaded"),
         Part::Lighthouse => tracing::info!("lighthouse settings have been reloaded"),
@@ -219,9 +225,15 @@ fn intervals(timers: &Timers) -> [Duration; 2] {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+    use std::sync::Arc;
+
     use super::*;
     use crate::Pki;
     use nebula_cert::{CaPool, Curve, Identity, PrivateKey, SigningKey, Template};
+    use nebula_core::FlowKey;
+    use nebula_core::counters::Direction;
+    use nebula_core::firewall::{NetworkPolicy, Occasion, OtherEnd, PolicyVerdict};
 
     fn settings(text: &str) -> Settings {
         Settings::read_without_pki(&crate::parse(text).unwrap()).unwrap()
@@ -269,6 +281,35 @@ mod tests {
                 Some(text) => assert!(result.as_ref().is_err_and(|cause| cause.starts_with(text)), "{result:?}"),
             }
         }
+    }
+
+    #[test]
+    fn a_reload_leaves_alone_what_settings_do_not_decide() {
+        #[derive(Debug)]
+        struct Nobody;
+        impl NetworkPolicy for Nobody {
+            fn version(&self) -> u64 {
+                1
+            }
+            fn judge(&self, _: Direction, _: &FlowKey, _: &OtherEnd<'_>, _: Occasion) -> PolicyVerdict {
+                PolicyVerdict::Refuse
+            }
+            fn reason(&self, _: Direction, _: &FlowKey, _: &OtherEnd<'_>) -> Option<String> {
+                None
+            }
+        }
+        let (old, other) = (host(Curve::Curve25519, &[(Version::V2, A)]), "192.0.2.9:4242".parse().unwrap());
+        let pki = old.pki.clone().unwrap();
+        let mut config = old.to_config(pki.identity, pki.trust, 4242, vec![other]);
+        config.static_hosts = [(IpAddr::from([10, 42, 0, 1]), vec![other])].into();
+        config.network_policy = Some(Arc::new(Nobody));
+        let text = "{punchy: {punch: true}, tun: {mtu: 1200}, static_host_map: {10.42.0.2: ['192.0.2.2:4242']}}";
+        settings(text).apply(&mut config);
+        assert!(config.punchy.punch && config.path_mtu == Some(1200), "these settings decide");
+        assert!(config.network_policy.is_some(), "policies of the network");
+        assert_eq!((config.listen_port, &config.lighthouse.advertise), (4242, &vec![other]));
+        assert_eq!(config.static_hosts.len(), 1);
+        assert_eq!(config.identity.primary().name(), "x");
     }
 
     #[test]

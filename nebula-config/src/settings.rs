@@ -61,6 +61,8 @@ pub struct Settings {
     pub timers: Timers,
     /// Peers whose tunnels are kept.
     pub keep: Keep,
+    /// Number of records of flows that are kept; 0: none.
+    pub flow_records: usize,
     /// Whether paths to peers are measured.
     pub measures_paths: bool,
     /// Underlay networks preferred over others.
@@ -219,6 +221,7 @@ impl Settings {
             handshakes,
             timers: timers(section),
             keep: keep(section),
+            flow_records: flow_records(section),
             measures_paths: section.boolean("tunnels.measure_paths", true),
             preferred_ranges: preferred_ranges(section),
             listen,
@@ -257,10 +260,22 @@ impl Settings {
     #[must_use]
     pub fn to_config(&self, identity: Identity, trust: CaPool, listen_port: u16, advertise: Vec<SocketAddr>) -> Config {
         let mut config = Config::new(identity, trust);
+        config.static_hosts = self.static_hosts.endpoints(&Default::default());
+        config.lighthouse.advertise = advertise;
+        config.listen_port = listen_port;
+        config.subnets = self.tun.routes.subnet_routes();
+        self.apply(&mut config);
+        config
+    }
+
+    /// Makes a configuration what these settings say, and leaves alone what they do not decide by themselves: the
+    /// credentials; what is looked up or chosen while the node runs (static hosts, addresses to advertise, subnets, the
+    /// port); and what no settings have, as the directory and the policies of a cluster.
+    pub fn apply(&self, config: &mut Config) {
         config.cipher = self.cipher;
         config.initiating_version = self.initiating_version;
         config.disconnect_invalid = self.disconnect_invalid;
-        config.static_hosts = self.static_hosts.endpoints(&Default::default());
+        let advertise = std::mem::take(&mut config.lighthouse.advertise);
         config.lighthouse = self.lighthouse(advertise);
         config.relay = self.relay.clone();
         config.firewall = self.firewall.clone();
@@ -268,16 +283,14 @@ impl Settings {
         config.handshakes = self.handshakes.clone();
         config.timers = self.timers.clone();
         config.keep = self.keep.clone();
+        config.flow_records = self.flow_records;
         config.measure_paths = self.measures_paths;
         config.preferred_ranges = self.preferred_ranges.clone();
         config.send_recv_error = self.listen.send_recv_error;
         config.accept_recv_error = self.listen.accept_recv_error;
-        config.listen_port = listen_port;
-        config.subnets = self.tun.routes.subnet_routes();
         config.path_mtu = self.tun.path_mtu();
         config.drop_local_broadcast = self.tun.drop_local_broadcast;
         config.drop_multicast = self.tun.drop_multicast;
-        config
     }
 }
 
@@ -295,6 +308,14 @@ impl Settings {
         lighthouse.local_allow = self.local_allow.clone();
         lighthouse
     }
+}
+
+/// 48 KB, within what an instance of a pod may need beside its flows.
+const FLOW_RECORDS: usize = 192;
+
+fn flow_records(section: &Section<'_>) -> usize {
+    let kept = section.int("flows.ring", 16..=65_536).and_then(|kept| usize::try_from(kept).ok());
+    if section.boolean("flows.records", true) { kept.unwrap_or(FLOW_RECORDS) } else { 0 }
 }
 
 fn cipher(section: &Section<'_>) -> Result<Cipher, Refused> {

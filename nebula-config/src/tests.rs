@@ -518,6 +518,20 @@ fn hosts_and_pods_examine_and_measure_their_paths_unless_they_are_told_otherwise
 }
 
 #[test]
+fn hosts_and_pods_record_flows_unless_they_are_told_otherwise() {
+    let both = |text: &str| {
+        let of_pod = Settings::read_for_pod(&tree(text)).unwrap_or_else(|error| panic!("{text}: {error}"));
+        [settings(text), of_pod].map(|settings| settings.flow_records)
+    };
+    assert_eq!(both("{}"), [192; 2]);
+    assert_eq!(both("flows: {ring: 1000}"), [1000; 2]);
+    assert_eq!(both("flows: {records: false, ring: 1000}"), [0; 2]);
+    for wrong in ["15", "65537", "-1", "many"] {
+        assert_eq!(both(&format!("flows: {{ring: {wrong}}}")), [192; 2], "{wrong}: with a warning");
+    }
+}
+
+#[test]
 fn the_tunnel_of_a_pod_has_no_console_and_says_so() {
     let text = "sshd: {enabled: true, listen: 127.0.0.1:2222, host_key: 7}";
     let of_pod = Settings::read_for_pod(&tree(text)).unwrap();

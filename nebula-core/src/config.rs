@@ -14,6 +14,7 @@ use ipnet::IpNet;
 use nebula_cert::{CaPool, Certificate, Fingerprint, Identity, Version};
 
 use crate::capture::Directory;
+use crate::firewall::NetworkPolicy;
 use crate::lighthouse::Rules;
 pub use crate::lighthouse::{
     AllowList, BadPattern, CalculatedRemotes, Calculation, InterfaceRules, Lighthouse, LocalAllowList, NoDefault,
@@ -25,6 +26,9 @@ pub use validation::{ConfigProblem, InvalidConfig};
 
 /// Peers read only so many relays of a host; see [`Relay::relays`].
 pub const MAX_RELAYS: usize = crate::wire::messages::MAX_RELAYS;
+
+/// Maximum number of records of flows; see [`Config::flow_records`].
+pub const MAX_FLOW_RECORDS: usize = 1 << 16;
 
 /// Maximum number of tunnels that are kept; see [`Keep`].
 pub const MAX_KEPT: usize = 64;
@@ -82,6 +86,11 @@ pub struct Config {
     /// What is known about the cluster that this node is a pod of. Its packets are addressed to pods and Services, and
     /// each new flow is looked up here; see [`crate::capture`]. `None`: they are addressed to overlay nodes.
     pub capture: Option<Arc<dyn Directory>>,
+    /// Policies of the network that this node is part of: a new flow must be allowed by them, too.
+    pub network_policy: Option<Arc<dyn NetworkPolicy>>,
+    /// Number of records of flows that are kept for [`crate::Node::flow_records`]; 0: none, and flows are not counted.
+    /// More than [`MAX_FLOW_RECORDS`] are not kept.
+    pub flow_records: usize,
 }
 
 impl Config {
@@ -112,6 +121,8 @@ impl Config {
             measure_paths: false,
             keep: Keep::default(),
             capture: None,
+            network_policy: None,
+            flow_records: 0,
         }
     }
 }
@@ -253,6 +264,8 @@ impl Config {
             measure_paths,
             keep,
             capture,
+            network_policy,
+            flow_records,
         } = other;
         let parts = [
             (Part::Trust, self.trust != *trust),
@@ -271,6 +284,12 @@ impl Config {
             (Part::PathMtu, self.path_mtu != *path_mtu),
             (Part::MeasurePaths, self.measure_paths != *measure_paths),
             (Part::Keep, self.keep != *keep),
+            (Part::FlowRecords, self.flow_records != *flow_records),
+            // Before the directory, which releases packets that wait for it.
+            (
+                Part::NetworkPolicy,
+                self.network_policy.as_ref().map(address_of) != network_policy.as_ref().map(address_of),
+            ),
             (Part::Capture, self.capture.as_ref().map(address_of) != capture.as_ref().map(address_of)),
         ];
         parts.into_iter().filter_map(|(part, differs)| differs.then_some(part)).collect()
@@ -313,14 +332,18 @@ pub enum Part {
     MeasurePaths,
     /// [`Config::keep`]: missing tunnels are made at once; those that are no longer kept stay until they end.
     Keep,
+    /// [`Config::flow_records`], for the next flows; the oldest records go if there are too many.
+    FlowRecords,
     /// [`Config::capture`]: known flows are checked again, packets that wait for it are sent, and tunnels to pods whose
     /// address another pod has by now are closed.
     Capture,
+    /// [`Config::network_policy`]: known flows are checked again if the version is another one.
+    NetworkPolicy,
 }
 
-/// A directory never changes, so another one is at another place.
-fn address_of(directory: &Arc<dyn Directory>) -> *const () {
-    Arc::as_ptr(directory).cast()
+/// A directory or a policy never changes, so another one is at another place.
+fn address_of<T: ?Sized>(value: &Arc<T>) -> *const () {
+    Arc::as_ptr(value).cast()
 }
 
 /// The key belongs to its certificates, so their fingerprints tell identities apart.

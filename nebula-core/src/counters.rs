@@ -12,6 +12,17 @@ pub enum Direction {
     Outbound,
 }
 
+impl Direction {
+    /// That of answers.
+    #[must_use]
+    pub fn opposite(self) -> Self {
+        match self {
+            Self::Inbound => Self::Outbound,
+            Self::Outbound => Self::Inbound,
+        }
+    }
+}
+
 /// Everything that is counted, except drops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -324,6 +335,7 @@ drop_names! {
     FragmentWithoutFirst "fragment_without_first",
     HoldFull "hold_full",
     TooBig "too_big",
+    NetworkPolicy "network_policy",
 }
 
 /// Why a packet was dropped. Each has its own counter.
@@ -397,6 +409,15 @@ pub enum DropReason {
     HoldFull,
     /// Overlay: larger than the path to the peer carries, and must not be fragmented. The sender was told.
     TooBig,
+    /// Policies of the network refuse it, although a rule allows it.
+    NetworkPolicy,
+}
+
+impl DropReason {
+    /// Whether rules or policies refuse what the packet's flow is, not this packet alone.
+    pub(crate) fn is_refused_flow(self) -> bool {
+        matches!(self, Self::NoRule | Self::NetworkPolicy)
+    }
 }
 
 #[cfg(test)]

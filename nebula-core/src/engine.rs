@@ -161,7 +161,8 @@ impl Engine {
     /// change it.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        [self.node.poll_timeout(), self.lane.early_due()].into_iter().flatten().min()
+        let settle = self.forwarder.settle_due(&self.lane);
+        [self.node.poll_timeout(), self.lane.early_due(), settle].into_iter().flatten().min()
     }
 
     /// The control plane, for its read-only views.
@@ -173,7 +174,7 @@ impl Engine {
     /// The verified certificate of the peer with this overlay address; `None` if there is no tunnel to it.
     #[must_use]
     pub fn certificate(&self, peer: IpAddr) -> Option<VerifiedCertificate> {
-        Some(self.forwarder.tunnels().by_address(peer)?.peer.clone())
+        Some(self.forwarder.tunnels().by_address(peer)?.peer.as_ref().clone())
     }
 
     /// The forwarding plane, which other threads may ask about tunnels.
@@ -219,6 +220,7 @@ impl Engine {
 
     /// Does what is due by time, so that a busy socket does not hold it up.
     fn run_due(&mut self, now: Instant) {
+        self.forwarder.settle(&mut self.lane, now);
         if self.node.poll_timeout().is_some_and(|due| due <= now) {
             self.node.handle_timeout(now);
         }

@@ -175,6 +175,15 @@ pub enum Punt {
         /// Tunnel it came through, or would have.
         tunnel: Option<LocalIndex>,
     },
+    /// A flow passed that policies of the network in audit would refuse. Only a sample.
+    Audited {
+        /// Which way its packet went.
+        direction: Direction,
+        /// Its addresses, ports and protocol in the tunnel.
+        flow: FlowKey,
+        /// The tunnel.
+        tunnel: LocalIndex,
+    },
     /// An authenticated datagram came through a tunnel whose peer had not yet proved that it has the keys.
     Confirmed {
         /// Tunnel.

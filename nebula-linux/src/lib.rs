@@ -18,6 +18,7 @@ pub mod next_hop;
 pub mod notify;
 pub mod rtnetlink;
 pub mod signals;
+pub mod store;
 mod system_calls;
 pub mod terminal;
 pub mod used_networks;

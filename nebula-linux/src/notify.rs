@@ -2,12 +2,14 @@
 
 use std::env;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use nebula_cni_contract::launch::StartError;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use sd_notify::NotifyState;
 
 use crate::descriptors;
@@ -58,10 +60,29 @@ pub fn store(files: &[BorrowedFd<'_>], name: &str) -> io::Result<()> {
 /// Asks the service manager to close the files that it holds under this name. It does so some time later.
 ///
 /// # Errors
-/// Returns an error if there is no service manager, or it cannot be reached.
+/// Returns an error if there is no service manager, it cannot be reached, or it never has such a name.
 pub fn unstore(name: &str) -> io::Result<()> {
+    // A line break would start another assignment of the protocol.
+    if name.contains(char::is_control) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
     let socket = CONNECTED.get().ok_or(io::ErrorKind::NotConnected)?;
     socket.send(format!("FDSTOREREMOVE=1\nFDNAME={name}").as_bytes()).map(drop)
+}
+
+/// Waits until the service manager has handled what was sent to it before (sd_notify_barrier(3)).
+///
+/// # Errors
+/// Returns an error if there is no service manager, it cannot be reached, or it is not so far in time.
+pub fn barrier(within: Duration) -> io::Result<()> {
+    let socket = CONNECTED.get().ok_or(io::ErrorKind::NotConnected)?;
+    let (ours, theirs) = io::pipe()?;
+    descriptors::send(socket, b"BARRIER=1", &[theirs.as_fd()])?;
+    drop(theirs);
+    // That the other end is closed is always reported.
+    let mut ends = [PollFd::new(ours.as_fd(), PollFlags::empty())];
+    let timeout = PollTimeout::try_from(within).unwrap_or(PollTimeout::MAX);
+    if poll(&mut ends, timeout)? == 0 { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) }
 }
 
 /// Reports that another process is the main one of the service from now on. Does nothing without a service manager; a
@@ -103,18 +124,17 @@ const MAX_STATUS_CHARS: usize = 1000;
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
-
     use super::*;
 
     #[test]
-    fn files_are_stored_by_name_in_messages_that_the_kernel_takes_and_removed_by_it() {
+    fn files_are_stored_by_name_in_messages_that_the_kernel_takes_and_removed_by_it_which_can_be_waited_for() {
         let (here, there) = UnixDatagram::pair().unwrap();
         // No other test of this crate has a service manager.
         CONNECTED.set(here).unwrap();
         let file = std::fs::File::open("/dev/null").unwrap();
         store(&vec![file.as_fd(); 300], "tun").unwrap();
         unstore("tun").unwrap();
+        assert!(unstore("tun\nMAINPID=1").is_err());
         let mut received = Vec::new();
         for _ in 0..3 {
             let mut text = [0; 100];
@@ -124,5 +144,22 @@ mod tests {
         let stored = "FDSTORE=1\nFDPOLL=0\nFDNAME=tun";
         let expected = [(stored, 253), (stored, 47), ("FDSTOREREMOVE=1\nFDNAME=tun", 0)];
         assert_eq!(received, expected.map(|(text, files)| (text.to_owned(), files)));
+
+        let hangs = barrier(Duration::from_millis(10)).unwrap_err();
+        assert_eq!(hangs.kind(), io::ErrorKind::TimedOut);
+        let mut text = [0; 100];
+        let (length, files) = descriptors::receive(&there, &mut text).unwrap();
+        assert_eq!((&text[..length], files.len()), (&b"BARRIER=1"[..], 1), "nothing else may be in this message");
+        let manager = std::thread::spawn(move || {
+            there.set_nonblocking(false).unwrap();
+            loop {
+                match descriptors::receive(&there, &mut [0; 100]) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::yield_now(),
+                    received => return received.map(drop).unwrap(),
+                }
+            }
+        });
+        barrier(Duration::from_secs(20)).unwrap();
+        manager.join().unwrap();
     }
 }

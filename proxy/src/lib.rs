@@ -8,7 +8,7 @@
 //! - [`program`], [`fuzzing`]
 //! - `socks`, `http`, `forward`, `serve`
 //! - `listener`, `node`, `pipe`, `sessions`
-//! - `overlay`, `head`
+//! - `overlay`, `head`, `kept`
 //! - [`arguments`], `credentials`, [`target`]
 
 pub mod arguments;
@@ -18,6 +18,7 @@ mod forward;
 pub mod fuzzing;
 mod head;
 mod http;
+mod kept;
 mod listener;
 mod node;
 mod overlay;

@@ -8,7 +8,7 @@ use nebula_config::go::flags;
 use nebula_config::loaded::{Error, Loaded};
 use nebula_enrolment::enrol::Files;
 use nebula_enrolment::enrol::up::words;
-use nebula_linux::memory;
+use nebula_linux::{descriptors, memory};
 use nebula_proxy::arguments::{FLAGS, Order, help};
 use nebula_proxy::program;
 
@@ -39,9 +39,11 @@ fn main() -> ExitCode {
 }
 
 fn run(path: &Path, order: &Order) -> ExitCode {
+    // Before any file is opened.
+    let passed = descriptors::take_passed();
     let done = Loaded::read(path, |folder| drop(Files::new(folder).complete())).and_then(|loaded| match order {
         Order::Test { strict } => loaded.test(*strict),
-        Order::Run(offers) => program::run(&loaded, offers),
+        Order::Run(offers) => program::run(&loaded, offers, passed),
     });
     match done {
         Ok(()) => return ExitCode::SUCCESS,

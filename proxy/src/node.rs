@@ -21,6 +21,7 @@ use nebula_net::tcp::{Keepalive, TcpOptions};
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::task::JoinSet;
 
+use crate::kept::Kept;
 use crate::overlay::Overlay;
 
 /// A peer that is gone takes a place among the connections until it is noticed.
@@ -43,15 +44,16 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) fn open(loaded: &Loaded) -> Result<Self, Error> {
+    pub(crate) fn open(loaded: &Loaded, kept: &mut Kept) -> Result<Self, Error> {
         let settings = loaded.settings()?;
         report_unserved(&settings);
         let Some(pki) = &settings.pki else { return Err(start("pki is missing in the configuration")) };
         let listen = listen_address(&settings.listen)?;
-        let socket = std::net::UdpSocket::bind(listen).map_err(|error| bind_failed(&error, listen))?;
+        let socket = kept.underlay(listen).map_err(|error| bind_failed(&error, listen))?;
         let bound = socket.local_addr().map_err(|error| bind_failed(&error, listen))?;
         let advertise = names::resolve_once(&settings.advertise);
-        let config = settings.to_config(pki.identity.clone(), pki.trust.clone(), bound.port(), advertise);
+        let mut config = settings.to_config(pki.identity.clone(), pki.trust.clone(), bound.port(), advertise);
+        config.flow_records = NO_RECORDS;
         let networks = networks(&settings);
         let mut options = TcpOptions::default();
         options.keepalive = Some(Keepalive::after(KEEPALIVE));
@@ -96,6 +98,10 @@ impl Node {
         // The reasons are in the log.
         let Ok(Ok(reloaded)) = read.await else { return false };
         let edit = reloaded.edit(&self.settings, self.names.as_ref());
+        let edit = move |config: &mut Config| {
+            edit(config);
+            config.flow_records = NO_RECORDS;
+        };
         let changed = match self.overlay.net.reconfigure(edit).await {
             Ok(changed) => changed,
             Err(error) => {
@@ -196,6 +202,9 @@ async fn advertise_addresses(net: Net) {
 }
 
 /// Names the sections of the configuration that only the daemon obeys.
+/// Nobody could ask this program for records of flows.
+const NO_RECORDS: usize = 0;
+
 fn report_unserved(settings: &Settings) {
     let sections = [
         ("stats", settings.stats.is_some()),

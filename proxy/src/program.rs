@@ -7,15 +7,17 @@ use std::time::Duration;
 
 use nebula_cert::listener::Places;
 use nebula_config::loaded::{Error, Loaded};
+use nebula_linux::descriptors::Passed;
 use nebula_linux::notify;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use tokio::net::{TcpListener, UdpSocket};
+use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use crate::arguments::{Forward, Offers, Transport, is_loopback};
 use crate::credentials::Credentials;
+use crate::kept::Kept;
 use crate::listener::{Connections, accept_local};
 use crate::node::{Node, start};
 use crate::overlay::Overlay;
@@ -25,11 +27,12 @@ use crate::{forward, http, serve, socks};
 /// How long a client may take to say what it wants.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Runs until SIGTERM or SIGINT, and reads the configuration again at SIGHUP.
+/// Runs until SIGTERM or SIGINT, and reads the configuration again at SIGHUP. `passed` is what the service manager has
+/// held since the last run.
 ///
 /// # Errors
 /// Returns an error if the configuration is unusable or something cannot be opened.
-pub fn run(loaded: &Loaded, offers: &Offers) -> Result<(), Error> {
+pub fn run(loaded: &Loaded, offers: &Offers, passed: io::Result<Vec<Passed>>) -> Result<(), Error> {
     let credentials = offers.credentials.as_deref().map(|path| {
         let failed = |error| start(&format!("-credentials {}: {error}", path.display()));
         Credentials::read(path).map(Arc::new).map_err(failed)
@@ -44,7 +47,7 @@ pub fn run(loaded: &Loaded, offers: &Offers) -> Result<(), Error> {
         let signal = |kind| signal(kind).map_err(|error| start(&error.to_string()));
         let (mut end, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let mut hangup = signal(SignalKind::hangup())?;
-        let mut running = Running::open(loaded, offers, credentials).await?;
+        let mut running = Running::open(loaded, offers, credentials, Kept::new(passed, offers))?;
         let (reload, mut reloads) = mpsc::channel(1);
         running.node.follow_enrolment(reload)?;
         notify::ready();
@@ -82,23 +85,30 @@ struct Running {
 }
 
 impl Running {
-    async fn open(loaded: &Loaded, offers: &Offers, credentials: Option<Arc<Credentials>>) -> Result<Self, Error> {
-        let mut running = Self { node: Node::open(loaded)?, tasks: JoinSet::new() };
+    fn open(
+        loaded: &Loaded,
+        offers: &Offers,
+        credentials: Option<Arc<Credentials>>,
+        mut kept: Kept,
+    ) -> Result<Self, Error> {
+        let mut running = Self { node: Node::open(loaded, &mut kept)?, tasks: JoinSet::new() };
         let overlay = running.node.overlay.clone();
-        running.listen(&overlay, offers, credentials).await?;
+        running.listen(&overlay, offers, credentials, &mut kept)?;
         running.serve(&overlay, offers)?;
+        kept.keep();
         Ok(running)
     }
 
     /// Opens the ports of this host.
-    async fn listen(
+    fn listen(
         &mut self,
         overlay: &Overlay,
         offers: &Offers,
         credentials: Option<Arc<Credentials>>,
+        kept: &mut Kept,
     ) -> Result<(), Error> {
         for address in &offers.socks {
-            let (listener, connections) = listen("socks", *address, offers).await?;
+            let (listener, connections) = listen("socks", *address, offers, kept)?;
             let server = Arc::new(socks::Server {
                 overlay: overlay.clone(),
                 credentials: credentials.clone(),
@@ -109,7 +119,7 @@ impl Running {
             self.tasks.spawn(accept_local(listener, connections, serve));
         }
         for address in &offers.http {
-            let (listener, connections) = listen("http", *address, offers).await?;
+            let (listener, connections) = listen("http", *address, offers, kept)?;
             let server =
                 http::Server { overlay: overlay.clone(), credentials: credentials.clone(), head_timeout: HEAD_TIMEOUT };
             let server = Arc::new(server);
@@ -117,12 +127,12 @@ impl Running {
             self.tasks.spawn(accept_local(listener, connections, serve));
         }
         for forward in &offers.forwards {
-            self.forward(overlay, forward, offers).await?;
+            self.forward(overlay, forward, offers, kept)?;
         }
         Ok(())
     }
 
-    async fn forward(&mut self, overlay: &Overlay, forward: &Forward, offers: &Offers) -> Result<(), Error> {
+    fn forward(&mut self, overlay: &Overlay, forward: &Forward, offers: &Offers, kept: &mut Kept) -> Result<(), Error> {
         let Forward { transport, local, target } = forward;
         if !is_loopback(local.ip()) {
             tracing::warn!(%local, %target, "Everybody who reaches this address can use this forward, without credentials");
@@ -130,13 +140,13 @@ impl Running {
         let overlay = overlay.clone();
         match transport {
             Transport::Tcp => {
-                let (listener, connections) = listen("forward", *local, offers).await?;
+                let (listener, connections) = listen("forward", *local, offers, kept)?;
                 let target = Arc::new(target.clone());
                 let serve = move |stream, from| forward::tcp(overlay.clone(), Arc::clone(&target), stream, from);
                 self.tasks.spawn(accept_local(listener, connections, serve));
             }
             Transport::Udp => {
-                let socket = UdpSocket::bind(local).await.map_err(|error| cannot_listen("udp", *local, &error))?;
+                let socket = kept.forward(*local).map_err(|error| cannot_listen("udp", *local, &error))?;
                 let at = socket.local_addr().unwrap_or(*local);
                 let name = format!("forward udp:{at}");
                 tracing::info!(listener = "forward", addr = %at, transport = "udp", %target, "listening");
@@ -184,8 +194,13 @@ impl Running {
     }
 }
 
-async fn listen(kind: &str, address: SocketAddr, offers: &Offers) -> Result<(TcpListener, Connections), Error> {
-    let listener = TcpListener::bind(address).await.map_err(|error| cannot_listen(kind, address, &error))?;
+fn listen(
+    kind: &str,
+    address: SocketAddr,
+    offers: &Offers,
+    kept: &mut Kept,
+) -> Result<(TcpListener, Connections), Error> {
+    let listener = kept.listener(address).map_err(|error| cannot_listen(kind, address, &error))?;
     let at = listener.local_addr().unwrap_or(address);
     tracing::info!(listener = kind, addr = %at, "listening");
     Ok((listener, Connections::new(format!("{kind} {at}"), offers.connections)))

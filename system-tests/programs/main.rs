@@ -21,6 +21,7 @@ mod cluster;
 mod enrolment;
 mod environments;
 mod hosts;
+mod observed;
 mod packaging;
 mod pods;
 mod proxy;

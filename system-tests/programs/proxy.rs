@@ -1,7 +1,7 @@
 //! `nebula-proxy` as a user without rights, beside our daemon, which is the lighthouse, and Go Nebula 1.11.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, UdpSocket};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::thread;
@@ -197,6 +197,61 @@ fn a_reload_takes_rules_and_certificate_from_the_files_or_changes_nothing() {
     reload(&good, "Client certificate(s) refreshed from disk");
     wait_until(&world, "an answer with the group", &|| asks(&world));
     world.stop("p", Signal::SIGTERM);
+}
+
+#[test]
+#[ignore = "needs root, network namespaces, tc and the Go peers in target/peers"]
+fn a_signal_during_uploads_resets_each_although_the_socket_is_full_of_data() {
+    const UPLOADS: usize = 20;
+    let mut world = network();
+    // What the link cannot take yet waits in the socket on the underlay.
+    let shaper = ["tbf", "rate", "10mbit", "burst", "10kb", "limit", "10mb"];
+    world.run("p", &[&["tc", "qdisc", "add", "dev", "eth0", "root"], &shaper[..]].concat());
+    start_proxy(&mut world, &["-forward", "9100=10.77.0.1:9100"]);
+    let namespace = world.namespace_of("d");
+    let (ready, listening) = std::sync::mpsc::channel();
+    let (told, ends) = std::sync::mpsc::channel();
+    let server = thread::spawn(move || {
+        enter(&namespace);
+        let listener = TcpListener::bind("10.77.0.1:9100").unwrap();
+        ready.send(()).unwrap();
+        for _ in 0..UPLOADS {
+            let (mut stream, told) = (listener.accept().unwrap().0, told.clone());
+            stream.set_read_timeout(Some(SOON)).unwrap();
+            thread::spawn(move || {
+                let end = std::io::copy(&mut stream, &mut std::io::sink());
+                told.send((Instant::now(), end.err().map(|error| error.kind()))).unwrap();
+            });
+        }
+    });
+    listening.recv_timeout(SOON).unwrap();
+    let namespace = world.namespace_of("p");
+    let clients = thread::spawn(move || {
+        enter(&namespace);
+        let upload = |()| {
+            let mut stream = TcpStream::connect("127.0.0.1:9100").unwrap();
+            thread::spawn(move || while stream.write_all(&[7; 1 << 16]).is_ok() {})
+        };
+        [(); UPLOADS].map(upload).into_iter().for_each(|client| client.join().unwrap());
+    });
+    server.join().unwrap();
+    // Up to the limit of the socket.
+    thread::sleep(Duration::from_secs(3));
+    let queue = world.run("p", &["ss", "-uanmH", "sport", "=", ":4242"]);
+    let started = Instant::now();
+    world.stop("p", Signal::SIGTERM);
+    let took = started.elapsed();
+    clients.join().unwrap();
+    let ends = [(); UPLOADS].map(|()| ends.recv_timeout(2 * SOON).unwrap());
+    let last = ends.iter().map(|(at, _)| at.duration_since(started)).max();
+    println!("it ended after {took:?}, the last server knew after {last:?}; the socket was {}", queue.trim());
+    let resets = ends.iter().filter(|(_, end)| *end == Some(std::io::ErrorKind::ConnectionReset)).count();
+    assert_eq!(resets, UPLOADS, "{ends:?}\n{}", world.all_logs());
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    while !world.log("d").contains("Close tunnel received") {
+        assert!(started.elapsed() < SOON, "{}", world.log("d"));
+        thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// Asks the lighthouse's DNS for `g` through the forwarded port. Returns the address in the answer.

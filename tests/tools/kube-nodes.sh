@@ -13,8 +13,8 @@
 # named localhost/pause:1 is needed), PROXY=1 (kube-proxy on both nodes, and pods and Services with IPv4 and IPv6).
 #
 # Each node has a network namespace, a containerd, a kubelet, processes of its own (containerd is process 1) and files of its
-# own where a node agent writes: /etc/cni, /opt/cni, /var/lib/cni and /run; and in /var/log, where a kubelet removes what belongs
-# to no pod of its own. The pods' network is the bridge plugin, 10.244.N.0/24, with PROXY also fd00:10:244:N::/64, with routes between the nodes. Without PROXY there is no kube-proxy:
+# own where a node agent writes: /etc/cni, /opt/cni, /var/lib/cni, /var/lib/nebula-cni and /run; and in /var/log, where a kubelet
+# removes what belongs to no pod of its own. The pods' network is the bridge plugin, 10.244.N.0/24, with PROXY also fd00:10:244:N::/64, with routes between the nodes. Without PROXY there is no kube-proxy:
 # `service` below does its job for a ClusterIP of one endpoint.
 #
 #   kube-nodes.sh service DIR ADDRESS:PORT ENDPOINT:PORT   on both nodes, for their pods and for themselves
@@ -52,7 +52,7 @@ start)
     ip netns add "$prefix$n"
     in_network $n ip link set lo up
     node=$dir/node$n
-    mkdir -p "$node/cri" "$node/etc-cni/net.d" "$node/opt-cni/bin" "$node/var-lib-cni" "$node/var-log"
+    mkdir -p "$node/cri" "$node/etc-cni/net.d" "$node/opt-cni/bin" "$node/var-lib-cni" "$node/var-lib-nebula-cni" "$node/var-log"
     cp -L /usr/lib/cni/{bridge,host-local,loopback,portmap} "$node/opt-cni/bin/"
     cat > "$node/etc-cni/net.d/10-bridge.conflist" <<C
 {"cniVersion": "1.0.0", "name": "pods", "plugins": [
@@ -65,11 +65,11 @@ C
 #!/bin/bash
 exec unshare --mount --pid --fork --kill-child --mount-proc bash -c '
   mount --make-rshared / && mount --bind "$node/etc-cni" /etc/cni && mount --bind "$node/opt-cni" /opt/cni && mount --bind "$node/var-lib-cni" /var/lib/cni &&
-  mount --bind "$node/var-log" /var/log &&
+  mount --bind "$node/var-lib-nebula-cni" /var/lib/nebula-cni && mount --bind "$node/var-log" /var/log &&
   mount -t tmpfs -o mode=755 run /run && mkdir /run/netns /run/containerd && mount --bind "$node/cri" /run/containerd && exec $(command -v containerd) "\$@"' containerd "\$@"
 C
     chmod 755 "$node/containerd"
-    mkdir -p /etc/cni /opt/cni /var/lib/cni
+    mkdir -p /etc/cni /opt/cni /var/lib/cni /var/lib/nebula-cni
     ln -sf "$(command -v ctr)" "$node/ctr"
     mkdir -p "$node/kube"
     ln -sf "$KUBE_BIN"/kube-* "$node/kube/"

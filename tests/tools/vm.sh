@@ -48,7 +48,7 @@ cat >"$root/init" <<'INIT'
 #!/bin/busybox sh
 /bin/busybox mkdir -p /bin && /bin/busybox --install -s /bin
 mount -t proc proc /proc && mount -t sysfs sys /sys && mount -t devtmpfs dev /dev
-for module in 9pnet_virtio 9p overlay; do modprobe $module; done
+for module in virtio_pci 9pnet_virtio 9p overlay; do modprobe $module; done
 mount -t 9p -o trans=virtio,version=9p2000.L,ro,msize=512000,cache=loose host /host || echo "vm: this kernel does not mount our files"
 mount -t tmpfs over /over && mkdir -p /over/upper/lib /over/work
 # Debian's /lib is a link to /usr/lib.

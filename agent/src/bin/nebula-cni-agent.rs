@@ -15,9 +15,12 @@ use nebula_agent::cluster::taint::KEY as TAINT;
 use nebula_agent::cluster::{api, taint_keeper};
 use nebula_agent::config::{CONFIG_FILE, Config, ConfigError, STATE_DIR};
 use nebula_agent::credentials::Volumes;
+use nebula_agent::flows::command as flows;
 use nebula_agent::host_root::HostRoot;
 use nebula_agent::node::Node;
 use nebula_agent::places::Places;
+use nebula_agent::policy::asked::{Answer, AskError, Destination, End};
+use nebula_agent::policy::suggest::{self, Seen, SuggestError, Suggested};
 use nebula_agent::readiness::verdict;
 use nebula_agent::reconcile::command::Keep;
 use nebula_agent::rollout::command as upgrade_command;
@@ -26,9 +29,11 @@ use nebula_agent::run::{self, Options};
 use nebula_agent::runtime::Client;
 use nebula_agent::runtime::loaded::Directories;
 use nebula_agent::uninstall::{self, Attached, Left};
+use nebula_agent::why::command as why;
 use nebula_agent::{on_host, pod_status, process, status};
 use nebula_cert::{VisibleLines, visible, visible_json};
 use nebula_cni_contract::clock::{Clock, SystemClock};
+use nebula_linux::memory;
 use nix::sys::signal::{SigSet, Signal};
 
 /// Prepares a Kubernetes node for Nebula, and keeps its pods protected.
@@ -44,7 +49,10 @@ enum Verb {
     Run(Run),
     Status(Status),
     Pods(Pods),
+    Flows(flows::Options),
     Upgrade(Upgrade),
+    Policy(Policy),
+    Why(why::Options),
     Uninstall(Uninstall),
     Check(ConfigFile),
     /// Only keep the pods of this node protected, with a chain that somebody else installed
@@ -82,9 +90,12 @@ struct Run {
 struct Status {
     #[command(flatten)]
     config: ConfigFile,
-    /// Print JSON
+    /// Print JSON; that of a pod is the status document of its instance
     #[arg(long)]
     json: bool,
+    /// Only this pod: how it stands, and what network policies said about its flows
+    #[arg(value_name = "NAMESPACE/NAME")]
+    pod: Option<String>,
 }
 
 /// Shows the pods of this node that have a tunnel, or all that the instance of one pod says
@@ -129,6 +140,57 @@ enum UpgradeVerb {
     },
 }
 
+/// Asks the network policies of this node
+#[derive(Args)]
+struct Policy {
+    #[command(subcommand)]
+    verb: PolicyVerb,
+}
+
+#[derive(Subcommand)]
+enum PolicyVerb {
+    /// Show whether network policies allow a flow at both ends, and by which rule; no packet is sent
+    ///
+    /// Exits with 0 if both ends allow it, 3 if one refuses it, and 4 if this node has no program of one of them.
+    Test(PolicyTest),
+    /// Print network policies that allow what the pods of a namespace were seen to do in their tunnels
+    ///
+    /// Each node knows the flows of its own pods: give the answers of the others, printed with --json, to the last one.
+    Suggest(PolicySuggest),
+}
+
+#[derive(Args)]
+struct PolicySuggest {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// Namespace of the pods
+    #[arg(short, long)]
+    namespace: String,
+    /// Only flows that began within this time, such as 24h
+    #[arg(long)]
+    since: Option<String>,
+    /// Also what was printed with --json on another node; - is stdin
+    #[arg(long, value_name = "FILE")]
+    with: Vec<PathBuf>,
+    /// Print JSON: what was seen, and the policies
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+struct PolicyTest {
+    #[command(flatten)]
+    config: ConfigFile,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Source: POD.NAMESPACE, or an address
+    from: String,
+    /// Destination, and its port: POD.NAMESPACE:5432, 10.244.1.7:53/udp; an ICMP message without a port
+    #[arg(value_name = "TO[:PORT[/PROTOCOL]]")]
+    to: String,
+}
+
 /// Removes Nebula from this node: chain, then tunnels, then programs. Can be repeated.
 #[derive(Args)]
 struct Uninstall {
@@ -159,7 +221,11 @@ fn main() -> ExitCode {
         Verb::Run(options) => run(options),
         Verb::Status(options) => status(&options),
         Verb::Pods(options) => pods(&options),
+        Verb::Flows(options) => options.run(&mut io::stdout()).map(|()| ExitCode::SUCCESS).map_err(Into::into),
         Verb::Upgrade(options) => upgrade(&options),
+        Verb::Why(options) => explain(&options),
+        Verb::Policy(Policy { verb: PolicyVerb::Test(options) }) => policy_test(&options),
+        Verb::Policy(Policy { verb: PolicyVerb::Suggest(options) }) => policy_suggest(&options),
         Verb::Uninstall(options) => uninstall(&options),
         Verb::Check(file) => check(&file),
         Verb::Keep(options) => keep(options),
@@ -213,6 +279,7 @@ fn keep(options: Keep) -> Result<ExitCode, Box<dyn Error>> {
 
 /// Logging, and the TLS library for its several users in this process.
 fn prepare() {
+    memory::share_one_heap();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
     tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -224,6 +291,15 @@ fn prepare() {
 
 fn status(options: &Status) -> Result<ExitCode, Box<dyn Error>> {
     let config = Config::read(&options.config.path)?;
+    if let Some(name) = &options.pod {
+        let pods = pod_status::of_node(&config.host_root, Path::new(STATE_DIR))?;
+        let text = match options.json {
+            true => pod_status::document(&pods, name)?,
+            false => pod_status::described(&pods, name, SystemClock.unix_seconds())?,
+        };
+        io::stdout().write_all(text.as_bytes())?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let standings = status::ask(config.listen)?;
     let text = match options.json {
         true => visible_json(&serde_json::to_string_pretty(&standings)?).into_owned() + "\n",
@@ -261,13 +337,65 @@ fn upgrade(options: &Upgrade) -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::SUCCESS)
 }
 
+fn explain(options: &why::Options) -> Result<ExitCode, Box<dyn Error>> {
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    Ok(options.run(&runtime()?, &mut io::stdout())?)
+}
+
+fn policy_test(options: &PolicyTest) -> Result<ExitCode, Box<dyn Error>> {
+    let config = Config::read(&options.config.path)?;
+    let (from, to) = (End::parse(&options.from)?, Destination::parse(&options.to)?);
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    let (source, destination) = runtime()?.block_on(async {
+        let client = || api::open(None);
+        Ok::<_, AskError>((from.address(client).await?, to.end.address(client).await?))
+    })?;
+    let answer = Answer::read(&config.host_root, source, destination, to.protocol, to.port)?;
+    let text = match options.json {
+        true => visible_json(&serde_json::to_string_pretty(&answer)?).into_owned() + "\n",
+        false => answer.text(&from, &to.end),
+    };
+    io::stdout().write_all(text.as_bytes())?;
+    Ok(ExitCode::from(answer.outcome().code()))
+}
+
+fn policy_suggest(options: &PolicySuggest) -> Result<ExitCode, Box<dyn Error>> {
+    let config = Config::read(&options.config.path)?;
+    let since = options.since.as_deref().map(suggest::seconds).transpose()?;
+    let mut others = Vec::new();
+    for path in &options.with {
+        let name = path.display().to_string();
+        let text = suggest::read_answer(path).map_err(|error| format!("cannot read {name}: {error}"))?;
+        others.push(Seen::read(&text, &name, &options.namespace)?);
+    }
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    let mut seen = runtime()?.block_on(async {
+        let client = api::open(None).await.map_err(SuggestError::from)?;
+        let host = (&config.host_root, Path::new(STATE_DIR));
+        Seen::of_node(host, &client, &options.namespace, &config.policies.dns).await
+    })?;
+    others.into_iter().for_each(|other| seen.add(other));
+    let now = u64::try_from(SystemClock.unix_seconds()).unwrap_or_default();
+    let (policies, without) = seen.suggest(since.map_or(0, |since| now.saturating_sub(since)));
+    let text = match options.json {
+        true => {
+            let objects: Vec<_> = policies.iter().map(Suggested::object).collect();
+            let document = serde_json::json!({"seen": seen, "policies": objects});
+            visible_json(&format!("{document:#}")).into_owned() + "\n"
+        }
+        false => suggest::text(&seen, (&policies, without)),
+    };
+    io::stdout().write_all(text.as_bytes())?;
+    Ok(ExitCode::SUCCESS)
+}
+
 fn upgrade_status(config: &Config, json: bool) -> Result<ExitCode, Box<dyn Error>> {
     let now = SystemClock.unix_seconds();
     let state = upgrade_command::status(&config.host_root, now);
     let text = match json {
         true => {
             let document = upgrade_command::document(&state, config.upgrade, now);
-            visible_json(&format!("{document:#}")).into_owned() + "\n"
+            visible_json(&serde_json::to_string_pretty(&document)?).into_owned() + "\n"
         }
         false => upgrade_command::table(&state, config.upgrade, now),
     };

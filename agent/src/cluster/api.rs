@@ -90,6 +90,18 @@ pub async fn ask(client: &Client, method: Method, path: &str, body: Option<(&str
     answer.map_err(|source| ApiError::Request { what, source: Box::new(source) })
 }
 
+/// The object of this name in a collection such as `/api/v1/namespaces/shop/pods`. The agent may list objects, and not
+/// get one.
+///
+/// # Errors
+/// As [`ask`].
+pub async fn named(client: &Client, collection: &str, name: &str) -> Result<Option<Value>, ApiError> {
+    let path = format!("{collection}?fieldSelector=metadata.name%3D{name}");
+    let mut list = ask(client, Method::GET, &path, None).await?;
+    let items = list["items"].as_array_mut().map(std::mem::take).unwrap_or_default();
+    Ok(items.into_iter().find(|object| object["metadata"]["name"] == name))
+}
+
 /// Whether a name may be part of a path.
 #[must_use]
 pub fn is_name(name: &str) -> bool {
@@ -103,6 +115,10 @@ pub const JSON: &str = "application/json";
 pub const JSON_PATCH: &str = "application/json-patch+json";
 /// Content type of patches that are merged.
 pub const MERGE_PATCH: &str = "application/merge-patch+json";
+/// Content type of patches that say what their sender wants (server-side apply).
+pub const APPLY_PATCH: &str = "application/apply-patch+yaml";
+/// Content type of patches whose lists are merged by a key of their items.
+pub const STRATEGIC_MERGE_PATCH: &str = "application/strategic-merge-patch+json";
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);

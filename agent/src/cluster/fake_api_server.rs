@@ -24,7 +24,10 @@ use super::taint::KEY;
 use super::taint_keeper::{self, GRACE, TaintKeeper};
 use super::worker;
 use crate::metrics::Metrics;
+use crate::node::Unenforced;
+use crate::policy::watches::DEFINITION;
 use crate::readiness::{Part, Readiness, Standing};
+use crate::table::member::incarnation;
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FakeApiServer(Arc<Mutex<Kept>>);
@@ -37,6 +40,10 @@ struct Kept {
     changes: Vec<(u64, String, &'static str, Value)>,
     /// Whether it answers nothing but errors, and ends its watches.
     is_away: bool,
+    /// Part of the paths that answer nothing but errors.
+    broken: Option<&'static str>,
+    /// How often all watches were told that their version is too old.
+    expired: usize,
     /// Requests that change something: method, path and body.
     asked: Vec<(String, String, Value)>,
     /// Whether it knows only the older version of evictions, as servers before 1.22.
@@ -68,12 +75,22 @@ impl FakeApiServer {
         self.0.lock().unwrap().is_away = is_away;
     }
 
+    /// Paths that contain `part` answer nothing but errors, and their watches end.
+    pub(crate) fn breaks(&self, part: Option<&'static str>) {
+        self.0.lock().unwrap().broken = part;
+    }
+
+    /// Tells all watches that their version is too old.
+    pub(crate) fn expire(&self) {
+        self.0.lock().unwrap().expired += 1;
+    }
+
     fn get(&self, path: &str) -> Option<Value> {
         self.0.lock().unwrap().objects.get(path).cloned()
     }
 
     /// The changes it was asked for under a path that contains `part`.
-    fn asked(&self, part: &str) -> Vec<(String, String, Value)> {
+    pub(crate) fn asked(&self, part: &str) -> Vec<(String, String, Value)> {
         self.0.lock().unwrap().asked.iter().filter(|(_, path, _)| path.contains(part)).cloned().collect()
     }
 
@@ -85,6 +102,10 @@ impl FakeApiServer {
 }
 
 impl Kept {
+    fn fails(&self, path: &str) -> bool {
+        self.is_away || self.broken.is_some_and(|part| path.contains(part))
+    }
+
     fn store(&mut self, path: &str, mut object: Value) -> Value {
         self.version += 1;
         object["metadata"]["resourceVersion"] = self.version.to_string().into();
@@ -103,8 +124,13 @@ impl Kept {
 }
 
 async fn answer(State(server): State<FakeApiServer>, method: Method, uri: Uri, body: Bytes) -> Response {
-    if server.0.lock().unwrap().is_away {
+    if server.0.lock().unwrap().fails(uri.path()) {
         return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    }
+    let is_defined = || server.0.lock().unwrap().objects.contains_key(DEFINITION);
+    if uri.path().ends_with("/clusternetworkpolicies") && !is_defined() {
+        let status = json!({"kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound", "message": ""});
+        return (StatusCode::NOT_FOUND, status.to_string()).into_response();
     }
     let query = uri.query().unwrap_or_default();
     if query.contains("watch=true") {
@@ -121,25 +147,36 @@ fn is_in(folder: &str, path: &str) -> bool {
 }
 
 fn watch(server: FakeApiServer, folder: String, since: u64) -> Response {
-    let lines = futures_util::stream::unfold((server, folder, since), async |(server, folder, mut last)| {
-        loop {
-            let text: String = {
-                let kept = server.0.lock().unwrap();
-                if kept.is_away {
-                    return None;
+    let expired = server.0.lock().unwrap().expired;
+    let lines =
+        futures_util::stream::unfold((server, folder, since, expired), async |(server, folder, mut last, expired)| {
+            loop {
+                let text: String = {
+                    let kept = server.0.lock().unwrap();
+                    if kept.fails(&folder) || last == u64::MAX {
+                        return None;
+                    }
+                    if kept.expired != expired {
+                        let status = json!({"kind": "Status", "status": "Failure", "code": 410, "reason": "Expired",
+                        "message": "too old resource version"});
+                        let text = format!("{}\n", json!({"type": "ERROR", "object": status}));
+                        drop(kept);
+                        return Some((Ok(text), (server, folder, u64::MAX, expired)));
+                    }
+                    let news =
+                        kept.changes.iter().filter(|(version, path, _, _)| *version > last && is_in(&folder, path));
+                    let text = news
+                        .map(|(_, _, kind, object)| format!("{}\n", json!({"type": kind, "object": object})))
+                        .collect();
+                    last = kept.version;
+                    text
+                };
+                if !text.is_empty() {
+                    return Some((Ok::<_, Infallible>(text), (server, folder, last, expired)));
                 }
-                let news = kept.changes.iter().filter(|(version, path, _, _)| *version > last && is_in(&folder, path));
-                let text =
-                    news.map(|(_, _, kind, object)| format!("{}\n", json!({"type": kind, "object": object}))).collect();
-                last = kept.version;
-                text
-            };
-            if !text.is_empty() {
-                return Some((Ok::<_, Infallible>(text), (server, folder, last)));
+                tokio::time::sleep(Duration::from_millis(5)).await;
             }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    });
+        });
     Body::from_stream(lines).into_response()
 }
 
@@ -161,7 +198,17 @@ fn change(server: &FakeApiServer, method: &Method, uri: &Uri, body: &Bytes) -> (
         Method::GET => match kept.objects.get(&path) {
             Some(object) => good(object.clone()),
             None => match path.rsplit('/').next() {
-                Some("pods" | "namespaces" | "nodes" | "leases" | "services" | "endpoints" | "endpointslices") => {
+                Some(
+                    "pods"
+                    | "namespaces"
+                    | "nodes"
+                    | "leases"
+                    | "services"
+                    | "endpoints"
+                    | "endpointslices"
+                    | "networkpolicies"
+                    | "clusternetworkpolicies",
+                ) => {
                     // Of labels, only whether there are any counts here.
                     let selects = uri.query().is_some_and(|query| query.contains("labelSelector="));
                     let listed = kept.objects.iter().filter(|(object, _)| is_in(&path, object));
@@ -244,11 +291,15 @@ fn knows(api_queue: &ApiQueue, name: &str) -> Answer {
 
 /// A worker that has heard of all pods of the server.
 async fn worker(server: &FakeApiServer) -> (ApiQueue, Arc<Metrics>, Readiness) {
+    worker_with(server, &Unenforced::default()).await
+}
+
+async fn worker_with(server: &FakeApiServer, unenforced: &Unenforced) -> (ApiQueue, Arc<Metrics>, Readiness) {
     server.put("/api/v1/namespaces/shop", json!({"metadata": {"name": "shop", "labels": {"mesh": "on"}}}));
     server.pod("known", json!({"labels": {"app": "web"}}));
     let client = server.clone().start().await;
     let (metrics, readiness) = (Arc::new(Metrics::new(true)), Readiness::default());
-    let api_queue = worker::start(&client, "n1", &metrics, &readiness);
+    let api_queue = worker::start(&client, "n1", &metrics, (&readiness, unenforced));
     assert!(matches!(knows(&api_queue, "known"), Answer::Undecided(_)), "nothing is concluded from silence");
     until("the lists", || matches!(knows(&api_queue, "known"), Answer::Labels(_))).await;
     (api_queue, metrics, readiness)
@@ -330,6 +381,23 @@ async fn events_say_what_to_do_and_are_not_repeated() {
     assert!(path.contains("/namespaces/default/") && event["regarding"]["kind"] == "Node", "{event}");
     assert!(event["note"].as_str().unwrap().contains("cni.exclusive=false"), "{event}");
     assert!(metrics.text().contains("nebula_cni_events_total{result=\"done\"} 3"));
+}
+
+#[tokio::test]
+async fn a_pod_whose_policies_nothing_enforces_is_told_of_once_and_a_pod_of_another_node_is_not() {
+    let (server, unenforced) = (FakeApiServer::default(), Unenforced::default());
+    let (_api_queue, metrics, _) = worker_with(&server, &unenforced).await;
+    for uids in [&["uid-known", "uid-elsewhere"][..], &[], &["uid-known"]] {
+        unenforced.set(uids.iter().map(|uid| incarnation(uid)).collect());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    until("an event", || metrics.text().contains("nebula_cni_events_total{result=\"done\"} 1")).await;
+    let told = server.asked("/events");
+    let [(_, path, event)] = &told[..] else { panic!("one event: {told:?}") };
+    assert!(path.contains("/namespaces/shop/") && event["regarding"]["kind"] == "Pod", "{event}");
+    assert_eq!((&event["regarding"]["name"], &event["regarding"]["uid"]), (&json!("known"), &json!("uid-known")));
+    assert_eq!((&event["type"], &event["reason"]), (&json!("Warning"), &json!("NebulaPolicyNotEnforced")));
+    assert!(event["note"].as_str().unwrap().contains("Delete the pod"), "{event}");
 }
 
 #[tokio::test]

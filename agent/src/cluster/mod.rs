@@ -2,6 +2,7 @@
 //! pods, and removes the taint. All of it is optional: without an API server the pods are protected just the same.
 
 pub mod api;
+pub(crate) mod condition;
 pub mod evict;
 #[cfg(test)]
 pub(crate) mod fake_api_server;

@@ -158,6 +158,16 @@ impl Notice {
         Some(warning(pod, "NebulaCertificateExpiring", "Renew", note))
     }
 
+    /// A network policy selects a pod, and nothing enforces it in the pod's tunnel.
+    #[must_use]
+    pub fn policy_not_enforced(pod: &Pod) -> Self {
+        let note = "A network policy selects the pod, and nothing enforces it in the pod's tunnel: the pod was started without \
+                    capture or before policies were enabled. Delete the pod, so that its controller recreates it, unless \
+                    \"policy.required\" is set: then the agent makes its tunnel again now. \"capture.policy\" must be set in the \
+                    chain entry.";
+        warning(pod, "NebulaPolicyNotEnforced", "Enforce", note.to_owned())
+    }
+
     /// A pod is evicted, or cannot be.
     #[must_use]
     pub fn evicted(pod: &Pod, outcome: &Result<(), String>) -> Self {
@@ -206,7 +216,7 @@ impl Notice {
             Told::Paused(why) => {
                 let note = format!(
                     "No further pod of this node gets the installed program: {why}. \"nebula-cni-agent upgrade resume\" in the \
-                     agent's pod goes on, and another release begins anew."
+                     agent's pod goes on."
                 );
                 (None, true, "NebulaUpgradePaused", note)
             }
@@ -233,6 +243,9 @@ impl Notice {
             Part::Ca => "NebulaCaUnreachable",
             Part::Reconciled => "NebulaNotReconciled",
             Part::Table => "NebulaTableStale",
+            Part::Policies => "NebulaPoliciesNotEnforced",
+            Part::Flows => "NebulaFlowsNotKept",
+            Part::FlowExport => "NebulaFlowsNotExported",
             Part::Kubernetes => "NebulaApiServerUnreachable",
             Part::Underlay => "NebulaLighthousesUnreachable",
             Part::Nodes => "NebulaNodesUnreachable",
@@ -240,6 +253,9 @@ impl Notice {
         let advice = if standing.advice.is_empty() { String::new() } else { format!(". {}", standing.advice) };
         let what = match part {
             Part::Underlay | Part::Nodes => "Pods of this node may be ready and not reach peers",
+            Part::Policies => "Network policies of pods of this node are not all enforced as they are written",
+            Part::Flows => "It is not kept who speaks to whom; pods go on",
+            Part::FlowExport => "It is not exported who speaks to whom; pods go on",
             _ => "New pods of this node may not start, or not be protected",
         };
         let note = format!("{what}: {}{advice}", standing.reason);

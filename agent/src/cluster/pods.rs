@@ -13,6 +13,7 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, ResourceExt};
 use nebula_cni_contract::clock::Clock;
 use nebula_cni_contract::labels::{Answer, LabelSource, Labels, Question};
+use nebula_cni_contract::launch;
 use tokio::sync::Notify;
 
 /// What the agent needs to know of a pod.
@@ -53,6 +54,21 @@ impl Known {
     pub fn pod(&self, namespace: &str, name: &str) -> Option<PodInfo> {
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         state.pods.as_ref()?.get(&(namespace.to_owned(), name.to_owned())).cloned()
+    }
+
+    /// The pods of this node whose UID is one of those that are wanted.
+    #[must_use]
+    pub fn with_uid(&self, is_wanted: impl Fn(&str) -> bool) -> Vec<launch::Pod> {
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        let of_node = state.pods.iter().flatten();
+        let wanted = of_node.filter(|(_, info)| is_wanted(info.node_uid.as_deref().unwrap_or(&info.uid)));
+        wanted
+            .map(|((namespace, name), info)| launch::Pod {
+                namespace: namespace.clone(),
+                name: name.clone(),
+                uid: info.uid.clone(),
+            })
+            .collect()
     }
 
     fn change(&self, change: impl FnOnce(&mut State)) {

@@ -1,6 +1,7 @@
 //! Takes tasks from the queue and performs them: creates Events, evicts and labels pods, and reports the node's own
 //! state.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +21,9 @@ use super::pods::Known;
 use super::queue::{ApiQueue, ApiTask};
 use super::throttle::{Quota, Throttle};
 use crate::metrics::Metrics;
+use crate::node::Unenforced;
 use crate::readiness::{Part, Readiness, Standing, Standings};
+use crate::table::member::incarnation;
 
 /// Speaks with the API server for the agent of one node.
 pub struct Worker {
@@ -34,7 +37,12 @@ pub struct Worker {
 
 /// Starts to follow the pods of `node` and to work on the queue, in tasks of the current Tokio runtime.
 #[must_use]
-pub fn start(client: &Client, node: &str, metrics: &Arc<Metrics>, readiness: &Readiness) -> ApiQueue {
+pub fn start(
+    client: &Client,
+    node: &str,
+    metrics: &Arc<Metrics>,
+    (readiness, unenforced): (&Readiness, &Unenforced),
+) -> ApiQueue {
     let known = Arc::new(Known::default());
     let (api_queue, tasks) = ApiQueue::new(Arc::clone(&known) as Arc<_>, Arc::clone(&known.changed));
     let worker = Worker {
@@ -47,6 +55,7 @@ pub fn start(client: &Client, node: &str, metrics: &Arc<Metrics>, readiness: &Re
     };
     tokio::spawn(worker.run(tasks));
     tokio::spawn(report_parts(api_queue.clone(), readiness.watch()));
+    tokio::spawn(report_unenforced(api_queue.clone(), Arc::clone(&known), unenforced.watch()));
     let (pods, follower, node) = (client.clone(), Arc::clone(&known), node.to_owned());
     tokio::spawn(async move { follower.follow_pods(pods, &node).await });
     let namespaces = client.clone();
@@ -64,6 +73,20 @@ async fn report_parts(api_queue: ApiQueue, mut standings: watch::Receiver<Standi
             api_queue.report(Notice::of_part(*part, standing));
         }
         before = now;
+    }
+}
+
+/// Reports pods whose network policies nothing enforces: when they are found, and every minute for those that the queue
+/// had no room for. The same Event about a pod is not repeated for a while.
+async fn report_unenforced(api_queue: ApiQueue, known: Arc<Known>, mut unenforced: watch::Receiver<BTreeSet<u64>>) {
+    loop {
+        if !matches!(tokio::time::timeout(REMIND_AFTER, unenforced.changed()).await, Ok(Ok(())) | Err(_)) {
+            return;
+        }
+        let pods = unenforced.borrow_and_update().clone();
+        for pod in known.with_uid(|uid| pods.contains(&incarnation(uid))) {
+            api_queue.report(Notice::policy_not_enforced(&pod));
+        }
     }
 }
 
@@ -192,3 +215,4 @@ pub const LABEL: &str = "nebula-cni/unprotected";
 const EVICTIONS_IN_A_MINUTE: usize = 6;
 const MAX_NOTE: usize = 1000;
 const TELL_TIMEOUT: Duration = Duration::from_secs(10);
+const REMIND_AFTER: Duration = Duration::from_secs(60);

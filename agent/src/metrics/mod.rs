@@ -1,6 +1,10 @@
 //! The node's metrics, in the text format of Prometheus: how the pods stand, what was repaired, and the numbers of
 //! every instance with the labels of its pod.
 
+mod flows;
+mod policies;
+#[cfg(test)]
+mod queries;
 mod table;
 mod upgrade;
 
@@ -10,11 +14,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nebula_cni_contract::clock::{Clock, SystemClock};
-use nebula_cni_contract::instance_status::Status;
+use nebula_cni_contract::instance_status::{PolicyVerdicts, Status};
 
+use self::flows::FlowNumbers;
+use self::policies::PolicyNumbers;
 use self::table::TableNumbers;
 pub(crate) use self::table::Written;
 use self::upgrade::UpgradeNumbers;
+use crate::policy::report::Report;
 use crate::reconcile::plan::{Protection, Stand};
 
 /// What is counted and shown. Instances are asked by the reconciliation, not for each scrape: their numbers are at most
@@ -38,6 +45,8 @@ struct State {
     releases: BTreeMap<&'static str, u64>,
     upgrade: UpgradeNumbers,
     table: TableNumbers,
+    policies: PolicyNumbers,
+    flows: FlowNumbers,
 }
 
 impl Metrics {
@@ -99,6 +108,26 @@ impl Metrics {
         self.state().table.inputs = inputs.into_iter().collect();
     }
 
+    /// Takes how far network policies are enforced.
+    pub fn policies(&self, report: &Report) {
+        self.state().policies.report = Some(report.clone());
+    }
+
+    /// Takes which inputs of policies are followed.
+    pub fn policy_inputs(&self, inputs: impl IntoIterator<Item = (&'static str, bool)>) {
+        self.state().policies.inputs = inputs.into_iter().collect();
+    }
+
+    /// Changes the numbers of kept flow records.
+    pub(crate) fn flows(&self, change: impl FnOnce(&mut FlowNumbers)) {
+        change(&mut self.state().flows);
+    }
+
+    /// The pods of the last look, each with what its instance said.
+    pub(crate) fn pods(&self) -> Vec<(Stand, Option<Arc<Status>>)> {
+        self.state().pods.clone()
+    }
+
     /// How many enrolled pods run without a tunnel.
     #[must_use]
     pub fn unprotected(&self) -> usize {
@@ -152,6 +181,8 @@ impl Metrics {
         one(&mut out, "nebula_cni_look_seconds", "gauge", "Time that the last look took.", state.look.as_secs_f64());
         state.upgrade.write_to(&mut out);
         state.table.write_to(&mut out, SystemClock.now());
+        state.policies.write_to(&mut out);
+        state.flows.write_to(&mut out, nebula_linux::clock::since_epoch());
         if self.by_pod {
             of_pods(&mut out, &state.pods);
         }
@@ -210,6 +241,25 @@ fn of_pods(out: &mut String, pods: &[(Stand, Option<Arc<Status>>)]) {
             }
         }
     }
+    let text = "Verdicts of network policies on flows of the pod.";
+    head(out, "nebula_cni_pod_policy_verdicts_total", "counter", text);
+    for (labels, status) in &answered {
+        for direction in ["ingress", "egress"] {
+            let sum = |count: fn(&PolicyVerdicts) -> u64| -> u64 {
+                let rows = status.policy_verdicts.iter().filter(|row| row.direction == direction);
+                rows.map(count).fold(0, u64::saturating_add)
+            };
+            let verdicts = [
+                ("allowed", sum(|row| row.allowed)),
+                ("denied", sum(|row| row.denied)),
+                ("would_deny", sum(|row| row.would_deny)),
+            ];
+            for (verdict, count) in verdicts.into_iter().filter(|(_, count)| *count > 0) {
+                let labels = format!("{labels},direction=\"{direction}\",verdict=\"{verdict}\"");
+                let _ = writeln!(out, "nebula_cni_pod_policy_verdicts_total{{{labels}}} {count}");
+            }
+        }
+    }
 }
 
 fn one(out: &mut String, name: &str, kind: &str, help: &str, value: impl std::fmt::Display) {
@@ -245,7 +295,8 @@ mod tests {
     fn metrics(by_pod: bool) -> String {
         let metrics = Metrics::new(by_pod);
         let status = r#"{"state":"running","tunnels":[{},{}],"certificate":{"not_after":9999999999},
-            "counters":{"bytes_in":7,"bytes_out":8,"dropped_inbound_no_rule":3,"dropped_outbound_no_rule":0}}"#;
+            "counters":{"bytes_in":7,"bytes_out":8,"dropped_inbound_no_rule":3,"dropped_outbound_no_rule":0},
+            "policy_verdicts":[{"direction":"egress","policy":"a","denied":2},{"direction":"egress","policy":"b","denied":3}]}"#;
         let answers = [("web".to_owned(), Arc::new(serde_json::from_str(status).unwrap()))].into();
         let pods = [
             stand("web", Protection::Protected),
@@ -280,10 +331,83 @@ mod tests {
             "nebula_cni_pod_tunnels{namespace=\"shop\",pod=\"web\"} 2",
             "nebula_cni_pod_bytes_total{namespace=\"shop\",pod=\"web\",direction=\"out\"} 8",
             "nebula_cni_pod_dropped_packets_total{namespace=\"shop\",pod=\"web\",direction=\"inbound\",reason=\"no_rule\"} 3",
+            "nebula_cni_pod_policy_verdicts_total{namespace=\"shop\",pod=\"web\",direction=\"egress\",verdict=\"denied\"} 5",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} not in\n{text}");
         }
         assert!(!text.contains("outbound"), "reasons that never occurred are left out");
+    }
+
+    /// Everything that an agent can show, and that rules or dashboards may name.
+    fn full() -> String {
+        use nebula_cni_contract::flow_records::{Amount, FlowEnd, FlowRecord};
+
+        use crate::flows::export::Target;
+        use crate::flows::pairs::{Earlier, Pairs};
+        use crate::listener::own_metrics;
+        use crate::readiness::Readiness;
+
+        let metrics = Metrics::new(true);
+        let status = r#"{"state":"running","tunnels":[{}],"certificate":{"not_after":9999999999},
+            "counters":{"bytes_in":7,"dropped_inbound_no_rule":3,"dropped_outbound_conntrack_full":1},
+            "policy_verdicts":[{"direction":"egress","policy":"a","denied":2}]}"#;
+        let answers = [("web".to_owned(), Arc::new(serde_json::from_str(status).unwrap()))].into();
+        let pods =
+            [stand("web", Protection::Protected), stand("loop", Protection::CrashLooping { restarts: 5, delay: 4 })];
+        metrics.looked(&pods, &answers, Duration::from_millis(20));
+        metrics.repaired("attach", true);
+        metrics.released(true);
+        metrics.told(true);
+        metrics.table_written(
+            &Written { version: 1, bytes: Some(1), took: Duration::ZERO },
+            &[("enrolled", 1), ("services", 1)],
+        );
+        metrics.table_inputs([("directory", true)]);
+        let mut pairs = Pairs::default();
+        let record = |direction: &str| FlowRecord {
+            direction: direction.to_owned(),
+            verdict: "refused".to_owned(),
+            source: FlowEnd { name: Some("scan-1".to_owned()), ..FlowEnd::default() },
+            destination: FlowEnd { name: Some("scan-1".to_owned()), ..FlowEnd::default() },
+            forward: Amount { packets: 1, bytes: 1 },
+            ..FlowRecord::default()
+        };
+        pairs.add("shop", &record("inbound"), Earlier::Nothing, 0);
+        pairs.add("shop", &record("outbound"), Earlier::Nothing, 0);
+        pairs.settle();
+        metrics.flows(|flows| {
+            flows.pairs = pairs;
+            Target::ALL.iter().for_each(|target| flows.exports_to(*target));
+        });
+        format!("{}{}", own_metrics(&Readiness::default().now()), metrics.text())
+    }
+
+    #[test]
+    fn rules_and_dashboards_name_metrics_labels_and_values_that_agents_show() {
+        let mut pages = queries::Pages::default();
+        pages.add(&full());
+        let rules = serde_saphyr::from_str(include_str!("../../../deploy/prometheus-rules.yaml")).unwrap();
+        let mut all = queries::of_rules(&rules);
+        for dashboard in [
+            include_str!("../../../deploy/grafana-cluster.json"),
+            include_str!("../../../deploy/grafana-node.json"),
+            include_str!("../../../deploy/grafana-pod.json"),
+        ] {
+            all.extend(queries::of_dashboard(&serde_json::from_str(dashboard).unwrap()));
+        }
+        let is_ours = |query: &&queries::Query| {
+            let used = queries::used(&query.text).0;
+            !used.is_empty() && used.iter().all(|used| used.metric.starts_with("nebula_cni_"))
+        };
+        let ours: Vec<_> = all.iter().filter(is_ours).collect();
+        assert!(ours.len() > 50, "{}", ours.len());
+        let wrong: Vec<_> = ours.iter().flat_map(|query| pages.wrong(query, |_| false)).collect();
+        assert!(wrong.is_empty(), "{wrong:#?}");
+        // Each flow metric is on a dashboard.
+        let shown =
+            |name: &str| ours.iter().any(|query| queries::used(&query.text).0.iter().any(|used| used.metric == name));
+        let unseen: Vec<_> = pages.names().filter(|name| name.starts_with("nebula_cni_flow") && !shown(name)).collect();
+        assert!(unseen.is_empty(), "no panel and no alert shows {unseen:?}");
     }
 
     #[test]

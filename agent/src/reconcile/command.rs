@@ -16,6 +16,7 @@ use crate::config::Unprotected;
 use crate::host_root::HostRoot;
 use crate::listener::{self, MoreMetrics};
 use crate::metrics::Metrics;
+use crate::node::Unenforced;
 use crate::readiness::Readiness;
 use crate::released::{self, Releaser};
 use crate::retirement::Retirement;
@@ -99,7 +100,10 @@ impl Keep {
         let (host, readiness) = (HostRoot::default(), Readiness::default());
         let metrics = Arc::new(Metrics::new(!self.no_pod_metrics));
         let api_queue = match &self.kubeconfig {
-            Some(file) => worker::start(&api::open(Some(file)).await?, &self.node, &metrics, &readiness),
+            Some(file) => {
+                let boards = (&readiness, &Unenforced::default());
+                worker::start(&api::open(Some(file)).await?, &self.node, &metrics, boards)
+            }
             None => {
                 tracing::info!("no kubeconfig: nothing is reported to an API server");
                 ApiQueue::none()
@@ -117,7 +121,8 @@ impl Keep {
         let plugin = Plugin { path: self.plugin, host };
         let policy = self.unprotected;
         // Whoever installs the programs here upgrades the instances.
-        Keeper { plugin, runtime, entry, policy, api_queue, metrics, readiness, rollout: None }.run().await;
+        let (rollout, required) = (None, None);
+        Keeper { plugin, runtime, entry, policy, api_queue, metrics, readiness, rollout, required }.run().await;
         Ok(())
     }
 }

@@ -31,10 +31,16 @@ pub struct Entry {
     pub exclude: Vec<IpNet>,
     /// Where load balancers have addresses that captured pods reach through their tunnels.
     pub load_balancers: Vec<IpNet>,
+    /// Cluster IPs of Services.
+    pub services: Vec<IpNet>,
+    /// First and last of the ports that Services have on all nodes.
+    pub node_ports: Option<(u16, u16)>,
     /// The program of instances, if the entry names one; else it lies beside the plugin.
     pub instance: Option<PathBuf>,
     /// UDP ports of instances; `None`: they are not at the addresses of their nodes.
     pub ports: Option<(u16, u16)>,
+    /// Whether network policies of its pods are enforced, in tunnels and in clear.
+    pub enforces_policies: bool,
     stdin: Map<String, Value>,
 }
 
@@ -92,6 +98,8 @@ impl Entry {
             PodFacts { container_id: "any", namespace: "any", name: "any", uid: "", annotations: &HashMap::new() };
         let request = request(&stdin, &any)?;
         let settings = Settings::read(&request.config)?;
+        let enforces_policies =
+            settings.capture.as_ref().is_some_and(|capture| capture.policy && capture.terms.clear_policy);
         let terms = settings.capture.map(|capture| capture.terms).unwrap_or_default();
         Ok(Self {
             network: request.config.name,
@@ -101,7 +109,10 @@ impl Entry {
             pod_ranges: terms.ranges,
             exclude: terms.exclude,
             load_balancers: terms.load_balancers,
+            services: terms.services,
+            node_ports: terms.node_ports,
             ports: (settings.underlay == Underlay::Host).then_some(settings.port_range),
+            enforces_policies,
             stdin,
         })
     }

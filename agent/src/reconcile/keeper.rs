@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use nebula_cni_contract::clock::{Clock, SystemClock};
 use nebula_cni_contract::launch::Pod;
 use nebula_cni_contract::netlink::nftables;
+use nebula_cni_plugin::attachment::files::Files;
 use nebula_cni_plugin::verb::refresh::Refreshed;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -18,13 +19,18 @@ use super::old_settings::{self, OldSettings};
 use super::plan::{Action, Plan, Protection, Reason, Repair, Stand, plan};
 use super::program::Plugin;
 use super::repair::{Outcome, RepairError, Tools};
+use super::seen::Seen;
 use crate::cluster::notice::Notice;
 use crate::cluster::queue::ApiQueue;
 use crate::config::Unprotected;
+use crate::host_root::HostRoot;
 use crate::metrics::Metrics;
+use crate::node::Unenforced;
+use crate::policy::asking;
 use crate::readiness::{Part, Readiness, Standing};
 use crate::rollout::keeper::{Roller, Site, Terms};
 use crate::runtime::Client;
+use crate::table::member::incarnation;
 
 /// Keeps the pods of one node protected.
 #[derive(Debug)]
@@ -45,6 +51,8 @@ pub struct Keeper {
     pub readiness: Readiness,
     /// How running instances get the installed program; `None`: they do not.
     pub rollout: Option<Terms>,
+    /// Pods whose network policies must be enforced and are not; `None`: none must.
+    pub required: Option<Unenforced>,
 }
 
 /// What the loop remembers from one look to the next.
@@ -138,7 +146,10 @@ impl Keeper {
                 return;
             }
         };
-        let plan = plan(&seen);
+        let mut plan = plan(&seen);
+        if let Some(required) = &self.required {
+            plan.repairs.extend(without_policies(required, &self.plugin.host, entry, (&seen, &plan)));
+        }
         if depth == Depth::Thorough {
             memory.thorough_at = began + THOROUGH_INTERVAL;
         }
@@ -394,6 +405,25 @@ impl Keeper {
     }
 }
 
+/// Attachments to make again, because a network policy selects their pods and nothing enforces it. The contract counts,
+/// and not the report alone, which may be older than the last repair.
+fn without_policies(
+    required: &Unenforced,
+    host: &HostRoot,
+    entry: &Entry,
+    (seen, plan): (&Seen, &Plan),
+) -> Vec<Repair> {
+    // With a chain from before they would come out as they are.
+    if !entry.enforces_policies {
+        return Vec::new();
+    }
+    let (pods, state_dir) = (required.now(), host.resolve(&entry.state_dir));
+    plan.without_policies(&seen.records, |record| {
+        pods.contains(&incarnation(&record.pod.uid))
+            && asking::is_unasked(&Files::new(&state_dir, &record.key).record(), true)
+    })
+}
+
 /// The node is ready all the same: these pods do no harm, and others are not like them.
 fn standing(plan: &Plan, old: &OldSettings, remark: Option<String>) -> Standing {
     let mut text = "sandboxes and records are compared".to_owned();
@@ -445,7 +475,11 @@ const SHOWN: usize = 10;
 
 #[cfg(test)]
 mod tests {
+    use nebula_cni_plugin::request::Key;
+    use serde_json::{Value, json};
+
     use super::super::plan::Stranded;
+    use super::super::seen::{Attachment, Instance};
     use super::*;
 
     fn stand(name: &str, protection: Protection) -> Stand {
@@ -454,6 +488,51 @@ mod tests {
             pod: Pod { namespace: "shop".into(), name: name.into(), uid: name.into() },
             protection,
         }
+    }
+
+    #[test]
+    fn a_pod_without_its_policies_is_attached_again_once_the_chain_enforces_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let entry = |policy: Value| {
+            let entry = json!({"type": "nebula-cni-plugin", "stateDir": dir.path(), "overlay": ["10.244.0.0/16"],
+                "capture": {"policy": policy}, "ca": {"url": "https://ca", "tlsCaFile": "/x", "tokenFile": "/y"}});
+            Entry::of_list(&json!({"name": "net", "cniVersion": "1.0.0", "plugins": [entry]})).unwrap()
+        };
+        let pod = |name: &str| stand(name, Protection::Protected).pod;
+        let record = |name: &str, contract: &str| {
+            let key = Key { network: "net".into(), container_id: name.into(), ifname: "eth0".into() };
+            let files = Files::new(dir.path(), &key);
+            std::fs::create_dir_all(files.dir()).unwrap();
+            std::fs::write(files.record(), "{}").unwrap();
+            std::fs::write(files.launch(), contract).unwrap();
+            Attachment {
+                key,
+                pod: pod(name),
+                is_complete: true,
+                has_rules: true,
+                netns_id: (4, 1),
+                has_netns: true,
+                instance: Instance::Silent(String::new()),
+                silent_for: Duration::ZERO,
+                has_device: None,
+                restarts: 0,
+                crash_loop: None,
+            }
+        };
+        let records = vec![record("web", r#"{"version": 1}"#), record("other", r#"{"version": 1}"#)];
+        let seen = Seen { records, ..Seen::default() };
+        let stands = ["web", "other"].map(|name| stand(name, Protection::Protected));
+        let plan = Plan { pods: stands.to_vec(), repairs: Vec::new() };
+        let (required, host) = (Unenforced::default(), HostRoot::default());
+        let found = |required: &Unenforced, policy| {
+            let repairs = without_policies(required, &host, &entry(policy), (&seen, &plan));
+            repairs.into_iter().map(|repair| repair.pod.name).collect::<Vec<_>>()
+        };
+        let enforcing = || json!({"clear": "enforce"});
+        assert!(found(&required, enforcing()).is_empty(), "no policy selects any of them");
+        required.set([incarnation("web")].into());
+        assert_eq!(found(&required, enforcing()), ["web"]);
+        assert!(found(&required, json!(true)).is_empty(), "the runtime still has the chain from before");
     }
 
     #[test]

@@ -214,8 +214,22 @@ fn look_at(
     // Before the records: an ADD or DEL in between must not make an orphan of its instance.
     let orphans = if depth == Depth::Thorough { running(&state_dir, entry) } else { Vec::new() };
     let paths = record::list(&state_dir, &entry.network).unwrap_or_default();
-    let (mut records, mut silent) = (Vec::new(), Vec::new());
-    for record in paths.iter().filter_map(|path| load(path)) {
+    let (mut records, mut silent, mut foreign) = (Vec::new(), Vec::new(), HashSet::new());
+    for path in &paths {
+        let record = match Record::load(path) {
+            Ok(Found::Record(record)) => record,
+            // Of a pod with a tunnel, which only that release may touch.
+            Ok(Found::Foreign(why)) => {
+                if depth == Depth::Thorough {
+                    let record = path.display();
+                    tracing::warn!(%record, why, "a pod's tunnel is left as it is: install that release again");
+                }
+                foreign.extend(container_of(path));
+                continue;
+            }
+            // A damaged record names no pod: its sandbox counts as one without a record.
+            _ => continue,
+        };
         let known =
             answers.get(&record.target.container_id).filter(|status| depth != Depth::Thorough && is_there(status));
         match known {
@@ -236,10 +250,12 @@ fn look_at(
             records.extend(asked.into_iter().filter_map(|asked| asked.join().ok()));
         }
     });
-    let recorded: HashSet<&str> = records.iter().map(|record| record.key.container_id.as_str()).collect();
+    let known = records.iter().map(|record: &Attachment| record.key.container_id.as_str());
+    let recorded: HashSet<&str> = known.chain(foreign.iter().map(String::as_str)).collect();
     let sandbox = |listed| sandbox(host, entry, listed, networks, labels, &recorded);
     let sandboxes = listed.iter().filter_map(sandbox).collect();
-    let orphans = orphans.into_iter().filter(|key| records.iter().all(|record: &Attachment| record.key != *key));
+    let orphans = orphans.into_iter().filter(|key| records.iter().all(|record| record.key != *key));
+    let orphans = orphans.filter(|key| !foreign.contains(&key.container_id));
     Seen { orphans: orphans.collect(), sandboxes, records }
 }
 
@@ -297,12 +313,9 @@ fn sandbox(
     })
 }
 
-/// A damaged record names no pod: its sandbox counts as one without a record.
-fn load(path: &Path) -> Option<Box<Record>> {
-    match Record::load(path) {
-        Ok(Found::Record(record)) => Some(record),
-        _ => None,
-    }
+/// The container that a record is of, by the name of its file.
+fn container_of(path: &Path) -> Option<String> {
+    Some(path.file_stem()?.to_str()?.rsplit_once('-')?.0.to_owned())
 }
 
 fn attachment(host: &HostRoot, record: Record, instance: io::Result<Arc<Status>>, depth: Depth) -> Attachment {
@@ -361,3 +374,63 @@ const PARALLEL: usize = 16;
 /// Longer than the time between two time stamps of a file system, and than the error of a clock that is read in
 /// seconds.
 const MIN_AGE: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use nebula_cni_contract::labels::{Answer, Question};
+    use serde_json::json;
+
+    use super::*;
+
+    struct NoLabels;
+
+    impl LabelSource for NoLabels {
+        fn ask(&self, _: &Path, _: &Question, _: &dyn Clock) -> Answer {
+            Answer::Undecided("no API server".to_owned())
+        }
+    }
+
+    #[test]
+    fn a_pod_whose_record_a_newer_plugin_wrote_is_no_pod_without_a_tunnel() {
+        let dir = tempfile::tempdir().unwrap();
+        let ours = json!({"type": crate::config::PLUGIN, "stateDir": dir.path(), "ca": {"url": "https://ca:8443", "tlsCaFile": "/t",
+            "tokenFile": "/k"}});
+        let entry = Entry::of_list(&json!({"name": "net", "cniVersion": "1.0.0", "plugins": [ours]})).unwrap();
+        let listed = runtime::Sandbox {
+            id: "c1".to_owned(),
+            name: "web-0".to_owned(),
+            namespace: "shop".to_owned(),
+            uid: "u-1".to_owned(),
+            attempt: 0,
+            is_ready: true,
+            labels: HashMap::new(),
+            annotations: HashMap::new(),
+        };
+        let network = Network { is_of_host: false, netns: None, cni_result: Value::Null, annotations: HashMap::new() };
+        let networks = [("c1".to_owned(), Arc::new(network))].into();
+        let enrolment = || {
+            let host = HostRoot::default();
+            let seen = look_at(
+                &host,
+                &entry,
+                std::slice::from_ref(&listed),
+                &networks,
+                &HashMap::new(),
+                &NoLabels,
+                Depth::Thorough,
+            );
+            assert!(seen.records.is_empty());
+            seen.sandboxes[0].enrolment.clone()
+        };
+        std::fs::create_dir(dir.path().join("net")).unwrap();
+        let record = dir.path().join("net/c1-eth0.json");
+        for damaged in ["", "{"] {
+            std::fs::write(&record, damaged).unwrap();
+            assert_eq!(enrolment(), Enrolment::Enrolled, "it would be attached in place");
+        }
+        for newer in [r#"{"version":2}"#, r#"{"version":1,"state":"asleep"}"#] {
+            std::fs::write(&record, newer).unwrap();
+            assert_eq!(enrolment(), Enrolment::NotEnrolled, "{newer}: that release looks after it");
+        }
+    }
+}

@@ -209,6 +209,8 @@ pub enum Reason {
     OtherInstance,
     /// The pod's device is gone.
     NoDevice,
+    /// A network policy selects the pod, must be enforced and is not.
+    NoPolicy,
     /// The instance waits for the pod's token, and no init container will show it.
     NoToken,
     /// The pod's sandbox is gone.
@@ -226,6 +228,7 @@ impl fmt::Display for Reason {
             Self::NoInstance => "its instance does not answer",
             Self::OtherInstance => "the instance of another pod answers in place of its own",
             Self::NoDevice => "its tunnel device is gone",
+            Self::NoPolicy => "a network policy selects it, and nothing enforces that",
             Self::NoToken => "its instance waits for the pod's token, and no init container will show it",
             Self::NoSandbox => "its sandbox is gone",
             Self::Orphan => "an instance runs without a record",
@@ -262,6 +265,29 @@ pub fn plan(seen: &Seen) -> Plan {
         plan.repairs.push(Repair { action: Action::Detach { key: key.clone() }, reason: Reason::Orphan, pod });
     }
     plan
+}
+
+impl Plan {
+    /// Attachments that are as they should be but for network policies: `is_unasked` says of which pods a policy is not
+    /// enforced.
+    pub(crate) fn without_policies(
+        &self,
+        records: &[Attachment],
+        is_unasked: impl Fn(&Attachment) -> bool,
+    ) -> Vec<Repair> {
+        let is_there = |container: &str| self.pods.iter().any(|stand| stand.sandbox == container);
+        let is_repaired = |container: &str| self.repairs.iter().any(|repair| repair.action.container() == container);
+        let concerned = records.iter().filter(|record| {
+            let container = &*record.key.container_id;
+            record.is_complete && is_there(container) && !is_repaired(container) && is_unasked(record)
+        });
+        let reattach = |record: &Attachment| Repair {
+            action: Action::Reattach { key: record.key.clone() },
+            reason: Reason::NoPolicy,
+            pod: record.pod.clone(),
+        };
+        concerned.map(reattach).collect()
+    }
 }
 
 /// The running sandboxes, of each pod only the newest. To attach an older one would end the tunnel of the newer.
@@ -481,6 +507,21 @@ mod tests {
         assert_eq!(judged("provisional", false, 1), Protection::Stranded(Stranded::GroupsLost));
         assert_eq!(judged("running", false, 1), Protection::Protected);
         assert!(!Protection::Stranded(Stranded::NoInit).is_unprotected(), "nothing leaves in clear");
+    }
+
+    #[test]
+    fn a_sound_attachment_without_its_policies_is_made_again() {
+        let silent = Attachment { instance: Instance::Silent("refused".into()), ..record("silent") };
+        let unfinished = Attachment { is_complete: false, ..record("unfinished") };
+        let records = vec![record("old"), record("new"), silent, unfinished, record("ended")];
+        let sandboxes = ["old", "new", "silent", "unfinished"].map(sandbox).to_vec();
+        let plan = plan_of(sandboxes, records.clone());
+        let repairs = plan.without_policies(&records, |record| record.key.container_id != "new");
+        let [repair] = &repairs[..] else { panic!("others have a repair, or no pod: {repairs:?}") };
+        assert_eq!(
+            (repair.action.name(), repair.action.container(), repair.reason),
+            ("reattach", "old", Reason::NoPolicy)
+        );
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::keeper::Keeper;
 use super::program::Plugin;
 use crate::cluster::queue::ApiQueue;
 use crate::cluster::taint_keeper::{self, GRACE, TaintKeeper};
-use crate::cluster::{api, worker};
+use crate::cluster::{api, condition, worker};
 use crate::config::{Config, PLUGIN};
 use crate::metrics::Metrics;
 use crate::node::Node;
@@ -34,7 +34,7 @@ pub async fn keep(
     mut places: watch::Receiver<Option<Places>>,
 ) {
     let Node { config, readiness, .. } = shared;
-    let api_queue = reach_api_server(config, node.as_deref(), &metrics, readiness).await;
+    let api_queue = reach_api_server(shared, node.as_deref(), &metrics).await;
     let Ok(path) = places.wait_for(Option::is_some).await.map(|places| plugin_path(places.as_ref())) else { return };
     let runtime = loop {
         match Client::find(config.runtime_endpoint.as_deref(), &config.host_root) {
@@ -55,6 +55,7 @@ pub async fn keep(
         metrics,
         readiness: readiness.clone(),
         rollout: Some(Terms { policy: config.upgrade, retirement: shared.retirement.clone() }),
+        required: config.policies.required.then(|| shared.unenforced.clone()),
     };
     tokio::join!(follow(shared, runtime, published, loaded), released::run(releaser, entry), keeper.run());
 }
@@ -125,12 +126,8 @@ fn of_runtime(loaded: Option<Loaded>, published: Option<&Map<String, Value>>, co
 }
 
 /// Starts what works at the API server, if there is one.
-async fn reach_api_server(
-    config: &Config,
-    node: Option<&str>,
-    metrics: &Arc<Metrics>,
-    readiness: &Readiness,
-) -> ApiQueue {
+async fn reach_api_server(shared: &Node, node: Option<&str>, metrics: &Arc<Metrics>) -> ApiQueue {
+    let Node { config, readiness, unenforced, .. } = shared;
     let absent = |why: String| {
         let standing = Standing::bad(why).advice("pods are protected, but nothing is reported, evicted or labelled");
         readiness.set(Part::Kubernetes, standing);
@@ -155,8 +152,11 @@ async fn reach_api_server(
     } else {
         tokio::spawn(taint_keeper::turn_off_for_good(client.clone(), node.to_owned()));
     }
+    if config.policies.condition {
+        tokio::spawn(condition::keep(client.clone(), node.to_owned(), readiness.watch()));
+    }
     tokio::spawn(watch_health(client.clone(), readiness.clone()));
-    worker::start(&client, node, metrics, readiness)
+    worker::start(&client, node, metrics, (readiness, unenforced))
 }
 
 async fn watch_health(client: ApiClient, readiness: Readiness) {

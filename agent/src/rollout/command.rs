@@ -1,17 +1,16 @@
 //! `nebula-cni-agent upgrade`: shows how far a new program is on this node, pauses the roll-out, and goes on with it.
 //! Works with the files that the agent leaves, so it needs no agent that answers.
 
-use std::fmt::Write as _;
 use std::io;
 use std::time::Duration;
 
 use nebula_cert::visible;
+use nebula_cni_contract::agent_api::{FailedUpgrade, UpgradePause, UpgradeState, change_texts};
 use nebula_cni_contract::clock::{Clock, Deadline};
-use serde_json::{Value, json};
 
 use super::files::Files;
 use super::plan::{Policy, Request};
-use super::state::State;
+use super::state::{Failed, Pause, State};
 use crate::host_root::HostRoot;
 
 /// What the agent of this node has noted.
@@ -40,47 +39,38 @@ pub fn ask(host: &HostRoot, request: Request, clock: &dyn Clock) -> io::Result<b
 /// For people.
 #[must_use]
 pub fn table(state: &State, policy: Policy, now: i64) -> String {
-    let program = match (&state.program, state.version.as_str()) {
-        (None, _) => "not known yet".to_owned(),
-        (Some(program), "") => program.short().to_owned(),
-        (Some(program), version) => format!("{}, version {}", program.short(), visible(version)),
-    };
-    let mut text = format!("PROGRAM    {program}\nROLL-OUT   {}\n", visible(&stage(state, policy, now)));
-    let current = state.instances.saturating_sub(state.outdated);
-    let _ =
-        writeln!(text, "INSTANCES  {}: {current} with this program, {} with another", state.instances, state.outdated);
-    let _ = writeln!(text, "UPGRADED   {}, rolled back {}", state.upgraded, state.rolled_back);
-    let failed = state.failed.values().map(|failed| (&failed.pod, failed.outcome.words(), failed.why.as_str()));
-    let rows: Vec<_> = state.under_way.values().map(|one| (&one.pod, "under way", "")).chain(failed).collect();
-    let widest = rows.iter().map(|(pod, ..)| pod.len()).max().unwrap_or_default().max("POD".len());
-    if !rows.is_empty() {
-        let _ = writeln!(text, "\n{:widest$}  {:<15}  REASON", "POD", "UPGRADE");
-    }
-    for (pod, what, why) in rows {
-        let line = format!("{:widest$}  {what:<15}  {}", visible(pod), visible(why));
-        let _ = writeln!(text, "{}", line.trim_end());
-    }
-    text
+    let document = document(state, policy, now);
+    // What was written as JSON can be read again.
+    change_texts(&document, &mut |text| visible(text).into_owned()).map(|shown| shown.table()).unwrap_or_default()
 }
 
 /// For programs.
 #[must_use]
-pub fn document(state: &State, policy: Policy, now: i64) -> Value {
-    let failed = state.failed.values().map(|one| json!({"pod": one.pod, "outcome": one.outcome, "why": one.why}));
-    json!({
-        "stage": word(state, policy),
-        "why": stage(state, policy, now),
-        "program": state.program,
-        "version": state.version,
-        "paused": state.paused,
-        "canaries_passed": state.canaries_passed,
-        "instances": state.instances,
-        "outdated": state.outdated,
-        "upgraded": state.upgraded,
-        "rolled_back": state.rolled_back,
-        "under_way": state.under_way.values().map(|one| &one.pod).collect::<Vec<_>>(),
-        "failed": failed.collect::<Vec<_>>(),
-    })
+pub fn document(state: &State, policy: Policy, now: i64) -> UpgradeState {
+    let paused = state.paused.as_ref();
+    let failed = |one: &Failed| FailedUpgrade {
+        pod: one.pod.clone(),
+        outcome: one.outcome.words().replace(' ', "_"),
+        why: one.why.clone(),
+    };
+    UpgradeState {
+        stage: word(state, policy).to_owned(),
+        why: stage(state, policy, now),
+        program: state.program.clone().map(String::from),
+        version: state.version.clone(),
+        paused: paused.map(|Pause { by_operator, why, since }| UpgradePause {
+            by_operator: *by_operator,
+            why: why.clone(),
+            since: *since,
+        }),
+        canaries_passed: state.canaries_passed,
+        instances: state.instances,
+        outdated: state.outdated,
+        upgraded: state.upgraded,
+        rolled_back: state.rolled_back,
+        under_way: state.under_way.values().map(|one| one.pod.clone()).collect(),
+        failed: state.failed.values().map(failed).collect(),
+    }
 }
 
 fn word(state: &State, policy: Policy) -> &'static str {
@@ -133,7 +123,7 @@ mod tests {
 
     use super::super::gate::Before;
     use super::super::program::ProgramId;
-    use super::super::state::{Failed, Failure, Pause, UnderWay};
+    use super::super::state::{Failure, UnderWay};
     use super::*;
     use crate::config::AGENT_DIR;
 
@@ -183,9 +173,11 @@ mod tests {
             (state(), Policy::DEFAULT, "rolling", "at most 8"),
         ] {
             let document = document(&state, policy, 240);
-            assert_eq!(document["stage"], word);
-            assert!(document["why"].as_str().unwrap().contains(sentence), "{document}");
-            assert!(document["failed"].is_array() && document.get("before").is_none());
+            assert_eq!(document.stage, word);
+            assert!(document.why.contains(sentence), "{document:?}");
+            let text = serde_json::to_string(&document).unwrap();
+            assert_eq!(text.contains(r#""outcome":"rolled_back""#), !state.failed.is_empty(), "{text}");
+            assert!(!text.contains("before"), "{text}");
         }
     }
 

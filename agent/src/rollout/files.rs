@@ -46,7 +46,7 @@ impl Files {
     /// # Errors
     /// Returns the file system's error; the state before is still there.
     pub fn save(&self, state: &State) -> io::Result<()> {
-        let text = serde_json::to_vec(state)?;
+        let text = state.text()?;
         durable::replace(&self.state_path(), MODE, &mut text.as_slice(), |_| Ok(()))
     }
 

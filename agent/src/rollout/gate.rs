@@ -81,7 +81,7 @@ pub fn drops(status: &Status) -> u64 {
 pub struct Gate {
     /// The program that it must run.
     pub wanted: ProgramId,
-    /// Its process, as the plugin named it; `None` if the agent was started anew meanwhile.
+    /// Its process, as the plugin named it; `None` if the agent was restarted meanwhile.
     pub pid: Option<i32>,
     /// For how long it is watched.
     pub watch: Duration,
@@ -94,7 +94,7 @@ pub enum Verdict {
     Watch,
     /// It keeps its program.
     Keep,
-    /// It gets the program before back.
+    /// It gets the old program back.
     RollBack(Fault),
 }
 
@@ -202,7 +202,7 @@ impl Gate {
 
     fn lossy(before: &Before, sample: &Sample, since: Duration) -> Option<Fault> {
         let now = drops(&sample.status);
-        // Counters are handed over. One that begins anew begins at 0.
+        // Counters are handed over. Those of an instance that was restarted begin at 0.
         let count = now.checked_sub(before.drops).unwrap_or(now);
         let seconds = since.as_secs();
         let as_before = before.drops_per_minute.saturating_mul(seconds + 1) / 60;
@@ -227,16 +227,17 @@ impl Gate {
     }
 
     /// Tunnels may end for good reasons while an instance is watched: a peer is idle for long enough, or its pod ends.
-    /// So a part may be missing, and of those that are missing the ones do not count that the instance called in vain.
-    /// Where there are as many as before, it does not matter with whom.
+    /// So a part may be missing, and of those that are missing the ones do not count that the instance called in vain,
+    /// unless no tunnel is open at all: one that cannot send calls everybody in vain. Where there are as many as
+    /// before, it does not matter with whom.
     fn deserted(before: &Before, status: &Status) -> Option<Fault> {
         let open = status.tunnels.len();
         if open >= before.open {
             return None;
         }
         let now: BTreeSet<String> = peers(status).collect();
-        let called: BTreeSet<&str> =
-            status.trouble.iter().flat_map(|trouble| &trouble.lost_peers).map(|lost| lost.peer.as_str()).collect();
+        let lost = status.trouble.iter().filter(|_| open > 0).flat_map(|trouble| &trouble.lost_peers);
+        let called: BTreeSet<&str> = lost.map(|lost| lost.peer.as_str()).collect();
         let missing =
             before.peers.iter().filter(|peer| !now.contains(*peer) && !called.contains(peer.as_str())).count();
         // A single tunnel is mostly that with a lighthouse, which an instance keeps open.
@@ -261,10 +262,10 @@ pub(super) fn shortened(text: &str) -> String {
 /// A successor that takes over has what it needs from the start. This is for a busy node, where a look may come
 /// between.
 const SETTLE: Duration = Duration::from_secs(3);
-/// An instance calls a peer again within some seconds. What is decided later than 8 s after the upgrade would not be
-/// rolled back within 10 s.
-const TUNNELS_WITHIN: Duration = Duration::from_secs(8);
-/// One in so many tunnels may end.
+/// An instance calls a peer again at once, and several times in this time. What is decided later would not be rolled
+/// back within 10 s, because an instance that cannot hand over is waited for before it is replaced.
+const TUNNELS_WITHIN: Duration = Duration::from_secs(5);
+/// The share of the tunnels that may end: one of this many.
 const TUNNELS_PART: usize = 4;
 /// A leak grows without end, so a generous bound finds it as well; a new program may well need somewhat more.
 const MEMORY_FACTOR: u64 = 4;
@@ -342,7 +343,7 @@ mod tests {
             assert_eq!(at(1, &before(4), &with(change)), Verdict::RollBack(fault));
         }
         let unknown = Gate { pid: None, ..gate() };
-        assert_eq!(unknown.judge(&before(4), Ok(&sample(4)), LONG), Verdict::Keep, "the agent was started anew");
+        assert_eq!(unknown.judge(&before(4), Ok(&sample(4)), LONG), Verdict::Keep, "the agent was restarted");
     }
 
     #[test]
@@ -387,9 +388,9 @@ mod tests {
     #[test]
     fn tunnels_must_come_back_but_for_some_and_for_those_whose_peers_are_gone() {
         let fault = |before, open| Verdict::RollBack(Fault::Tunnels { before, open });
-        assert_eq!(at(7, &before(8), &sample(0)), Verdict::Watch, "they may still come");
-        assert_eq!(at(8, &before(8), &sample(0)), fault(8, 0));
-        assert_eq!(at(8, &before(8), &sample(5)), fault(8, 5));
+        assert_eq!(at(4, &before(8), &sample(0)), Verdict::Watch, "they may still come");
+        assert_eq!(at(5, &before(8), &sample(0)), fault(8, 0));
+        assert_eq!(at(5, &before(8), &sample(5)), fault(8, 5));
         assert_eq!(at(10, &before(8), &sample(6)), Verdict::Keep, "two in eight may have ended");
         assert_eq!(at(10, &before(2), &sample(1)), Verdict::Keep);
         assert_eq!(at(10, &before(1), &sample(0)), fault(1, 0), "mostly that with the lighthouse");
@@ -397,19 +398,22 @@ mod tests {
         let mut seen = sample(4);
         seen.status.trouble = Some(Trouble { lost_peers: vec![called(5), called(6)], ..Trouble::default() });
         assert_eq!(at(10, &before(8), &seen), Verdict::Keep, "these peers are gone");
+        let mut mute = sample(0);
+        mute.status.trouble = Some(Trouble { lost_peers: (1..=8).map(called).collect(), ..Trouble::default() });
+        assert_eq!(at(10, &before(8), &mute), fault(8, 0), "one that cannot send calls everybody in vain");
         let mut others = sample(8);
         others.status.tunnels.iter_mut().for_each(|tunnel| tunnel.peer = vec!["10.77.1.1".into()]);
         assert_eq!(at(10, &before(8), &others), Verdict::Keep, "as many as before, with others");
     }
 
     #[test]
-    fn drops_are_compared_with_the_rate_before_and_with_counters_that_begin_anew() {
+    fn drops_are_compared_with_the_rate_before_and_with_counters_that_begin_at_zero() {
         let drops = |count| with(move |seen| seen.status.counters = [("dropped_in_no_rule".into(), count)].into());
         let busy = Before { drops: 10_000, drops_per_minute: 6_000, ..before(4) };
         assert_eq!(at(9, &busy, &drops(10_000 + 900)), Verdict::Watch, "as before");
         assert_eq!(at(9, &busy, &drops(10_000 + 3_900)), Verdict::Watch, "somewhat more");
         assert!(matches!(at(9, &busy, &drops(10_000 + 5_000)), Verdict::RollBack(Fault::Drops { count: 5_000, .. })));
-        assert_eq!(at(9, &busy, &drops(900)), Verdict::Watch, "the counters began anew");
+        assert_eq!(at(9, &busy, &drops(900)), Verdict::Watch, "the counters began at 0");
         assert!(matches!(at(9, &busy, &drops(5_000)), Verdict::RollBack(Fault::Drops { .. })));
         assert_eq!(at(9, &before(4), &drops(40 + 250)), Verdict::Watch, "some are normal on any pod");
         let absurd = Before { drops_per_minute: u64::MAX, ..busy };

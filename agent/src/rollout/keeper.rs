@@ -15,7 +15,7 @@ use super::gate::{self, Before, Sample};
 use super::plan::{Instance, Outcome, Policy, Rollout, Start, Told};
 use super::program::{KnownPrograms, ProgramId};
 use super::state::State;
-use super::upgrade::{Unseen, Upgrade, installed, program_of};
+use super::upgrade::{Unseen, Upgrade, installed};
 use crate::cluster::notice::Notice;
 use crate::cluster::queue::ApiQueue;
 use crate::metrics::Metrics;
@@ -117,9 +117,9 @@ impl Roller {
                 self.files.has_done();
             }
         }
-        let Some(wanted) = self.identify(site.plugin, seen).await else { return };
-        self.count_drops(seen);
         self.keys = seen.records.iter().map(|record| (record.key.container_id.clone(), record.key.clone())).collect();
+        let Some(wanted) = self.identify(site, seen).await else { return };
+        self.count_drops(seen);
         self.rollout.looked(&wanted, self.instances(seen, &plan.repairs));
         let told = self.rollout.finish();
         self.tell(site, told.as_slice());
@@ -247,20 +247,20 @@ impl Roller {
     }
 
     /// Finds out which program is installed, and what the instances run; `None` if the first cannot be read.
-    async fn identify(&mut self, plugin: &Plugin, seen: &Seen) -> Option<ProgramId> {
+    async fn identify(&mut self, site: &Site<'_>, seen: &Seen) -> Option<ProgramId> {
         let pids: HashMap<&str, i32> =
             seen.records.iter().filter_map(|one| Some((one.key.container_id.as_str(), pid(one)?))).collect();
         self.running.retain(|container, (pid, _)| pids.get(container.as_str()) == Some(pid));
-        let new: Vec<(String, i32)> = pids
+        let new: Vec<(String, i32, Upgrade)> = pids
             .into_iter()
             .filter(|(container, _)| !self.running.contains_key(*container))
-            .map(|(container, pid)| (container.to_owned(), pid))
+            .filter_map(|(container, pid)| Some((container.to_owned(), pid, self.upgrade(site, container)?)))
             .collect();
-        let (programs, path) = (Arc::clone(&self.programs), installed(plugin));
+        let (programs, path) = (Arc::clone(&self.programs), installed(site.plugin));
         let identified = tokio::task::spawn_blocking(move || {
             let wanted = programs.identify(&path).ok();
-            let found = new.into_iter().filter_map(|(container, pid)| {
-                let program = programs.identify(&program_of(pid)).ok()?;
+            let found = new.into_iter().filter_map(|(container, pid, upgrade)| {
+                let program = upgrade.program_now(pid).ok()?;
                 Some((container, (pid, program)))
             });
             (wanted, found.collect::<Vec<_>>())

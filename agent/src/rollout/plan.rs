@@ -89,7 +89,7 @@ pub enum Outcome {
     Gone,
     /// It was refused for this reason, and the instance went on all the time.
     Refused(String),
-    /// It has the program before again.
+    /// It has the old program again.
     RolledBack(Fault),
     /// It does not keep the new program, and could not get the one before back for this reason.
     NotRolledBack(Fault, String),
@@ -183,11 +183,17 @@ impl Rollout {
     pub fn next(&mut self, now: Instant, hold: Option<&str>, is_blocked: impl Fn(&str) -> bool) -> Vec<Start> {
         self.state.waits_for = hold.map(shortened).filter(|_| self.state.outdated > 0);
         let Some(wanted) = self.state.program.clone() else { return Vec::new() };
-        if hold.is_some() || self.state.paused.is_some() || self.policy.parallel == 0 {
+        if hold.is_some() {
             return Vec::new();
         }
+        // What was begun is judged in any case.
+        let begins = self.state.paused.is_none() && self.policy.parallel > 0;
         let is_canary = self.state.canaries_passed < self.policy.canary;
-        let most = if is_canary { 1 } else { self.policy.parallel.min(Policy::MOST.parallel) };
+        let most = match (begins, is_canary) {
+            (true, true) => 1,
+            (true, false) => self.policy.parallel.min(Policy::MOST.parallel),
+            (false, _) => Policy::MOST.parallel,
+        };
         let room = usize::try_from(most).unwrap_or(MAX_UNDER_WAY).saturating_sub(self.running.len());
         if room == 0 {
             return Vec::new();
@@ -197,7 +203,7 @@ impl Rollout {
             .iter()
             .map(|one| (one, self.state.under_way.get(&one.container)))
             // What an agent that was killed began with is judged, whatever it runs.
-            .filter(|(one, under_way)| under_way.is_some() || (one.is_outdated(&wanted) && one.is_well))
+            .filter(|(one, under_way)| under_way.is_some() || (begins && one.is_outdated(&wanted) && one.is_well))
             .filter(|(one, _)| self.may_try(one))
             .filter(|(one, _)| self.backoff.is_due(&one.container, now) && !is_blocked(&one.container))
             .collect();
@@ -241,7 +247,7 @@ impl Rollout {
             Outcome::Upgraded(version) => {
                 self.backoff.succeeded(container);
                 self.has_program(container, &wanted);
-                self.state.upgraded += 1;
+                self.state.upgraded = self.state.upgraded.saturating_add(1);
                 self.state.failures_in_a_row = 0;
                 if !version.is_empty() {
                     self.state.version = shortened(&version);
@@ -262,11 +268,11 @@ impl Rollout {
             }
             Outcome::Refused(why) => told.extend(self.failed(container, pod, Failure::NotUpgraded, why, now)),
             Outcome::RolledBack(fault) => {
-                self.state.rolled_back += 1;
+                self.state.rolled_back = self.state.rolled_back.saturating_add(1);
                 told.extend(self.failed(container, pod, Failure::RolledBack, fault.to_string(), now));
             }
             Outcome::NotRolledBack(fault, why) => {
-                let why = format!("{fault}; the program before does not take over again: {why}");
+                let why = format!("{fault}; the old program does not take over again: {why}");
                 told.extend(self.failed(container, pod, Failure::NotRolledBack, why, now));
             }
         }
@@ -297,7 +303,7 @@ impl Rollout {
 
     fn failed(&mut self, container: &str, pod: Pod, outcome: Failure, why: String, now: i64) -> Vec<Told> {
         let (why, pod_name) = (shortened(&why), name(&pod));
-        self.state.failures_in_a_row += 1;
+        self.state.failures_in_a_row = self.state.failures_in_a_row.saturating_add(1);
         let failed = Failed { pod: pod_name.clone(), outcome, why: why.clone() };
         self.state.failed.insert(container.to_owned(), failed);
         let in_a_row = self.state.failures_in_a_row;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use nebula_cni_contract::format::Unreadable;
 use serde::{Deserialize, Serialize};
 
 use super::gate::{Before, MAX_TEXT};
@@ -27,7 +28,7 @@ pub struct State {
     pub under_way: BTreeMap<String, UnderWay>,
     /// Instances that kept this program.
     pub upgraded: u32,
-    /// Instances that got the program before back.
+    /// Instances that got the old program back.
     pub rolled_back: u32,
     /// Whether nothing is left to do.
     pub is_finished: bool,
@@ -67,7 +68,7 @@ pub struct Failed {
 pub enum Failure {
     /// The plugin refused, and the instance went on all the time.
     NotUpgraded,
-    /// The instance has the program before.
+    /// The instance has the old program.
     RolledBack,
     /// That failed too.
     NotRolledBack,
@@ -106,11 +107,24 @@ impl State {
     /// Reads the text of the file.
     ///
     /// # Errors
-    /// Says what is wrong with it.
+    /// Says what is wrong with it, or that a newer agent wrote it.
     pub fn parse(bytes: &[u8]) -> Result<Self, String> {
+        let Format { format } = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        if format.is_some_and(|found| found > FORMAT) {
+            let found = format.unwrap_or_default();
+            return Err(Unreadable::Newer { found: found.into(), known: FORMAT }.to_string());
+        }
         let state: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         state.check()?;
         Ok(state)
+    }
+
+    /// The text of the file.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub fn text(&self) -> serde_json::Result<Vec<u8>> {
+        serde_json::to_vec(&Versioned { format: FORMAT, state: self })
     }
 
     fn check(&self) -> Result<(), String> {
@@ -150,6 +164,22 @@ impl State {
     }
 }
 
+/// The file's key `version` is that of the program.
+#[derive(Deserialize)]
+struct Format {
+    #[serde(default)]
+    format: Option<u32>,
+}
+
+#[derive(Serialize)]
+struct Versioned<'a> {
+    format: u32,
+    #[serde(flatten)]
+    state: &'a State,
+}
+
+/// Format of the file. One without is of the first.
+const FORMAT: u32 = 1;
 /// A container's id and a pod's name are shorter as well.
 const MAX_STATE_TEXT: usize = 4 * MAX_TEXT;
 /// More than a node has pods.
@@ -159,6 +189,10 @@ pub const MAX_UNDER_WAY: usize = 64;
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use nebula_cni_contract::recorded::hold;
+
     use super::*;
 
     fn paused(by_operator: bool) -> State {
@@ -177,11 +211,22 @@ mod tests {
     #[test]
     fn what_is_written_is_read_and_keys_of_other_releases_do_no_harm() {
         let state = paused(false);
-        let mut value = serde_json::to_value(&state).unwrap();
+        let mut value: serde_json::Value = serde_json::from_slice(&state.text().unwrap()).unwrap();
+        assert_eq!(value["format"], 1);
         assert_eq!(State::parse(value.to_string().as_bytes()).unwrap(), state);
         value["later"] = 7.into();
         value.as_object_mut().unwrap().remove("is_finished");
         assert_eq!(State::parse(value.to_string().as_bytes()).unwrap(), state);
+    }
+
+    #[test]
+    fn the_state_of_each_release_is_read_and_keeps_its_keys_and_a_newer_one_pauses_the_roll_out() {
+        let documents = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/documents");
+        let states = hold::<State>(&documents, env!("CARGO_PKG_VERSION"), "upgrade.json").unwrap();
+        assert!(states.iter().all(|state| state.check().is_ok()));
+        let newer = State::parse(br#"{"format":2,"paused":null,"nodes":[]}"#).unwrap_err();
+        assert_eq!(newer, "it was written by a newer program (format 2, this one knows 1)");
+        assert!(State::unreadable(&newer, 7).paused.is_some_and(|pause| pause.why.ends_with(&newer)));
     }
 
     #[test]

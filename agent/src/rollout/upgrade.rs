@@ -6,10 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nebula_cni_contract::clock::{Clock, SystemClock};
-use nebula_cni_contract::instance_status::Status;
-use nebula_cni_plugin::attachment::record::{Files, Found, Record};
+use nebula_cni_contract::instance_status::{InstanceState, Status};
+use nebula_cni_plugin::attachment::files::Files;
+use nebula_cni_plugin::attachment::record::{Found, Record};
 use nebula_cni_plugin::reply::code;
 use nebula_cni_plugin::request::Key;
+use nebula_cni_plugin::supervisor::is_instance;
 use serde::Deserialize;
 
 use super::gate::{Before, Fault, Gate, Sample, Verdict, shortened};
@@ -65,18 +67,40 @@ impl Upgrade {
 
     fn look_now(&self) -> Result<Sample, Unseen> {
         let silent = |error: std::io::Error| Unseen::Silent(error.to_string());
-        let host = &self.plugin.host;
-        let files = Files::new(&host.resolve(&self.state_dir), &self.key);
-        let record = match Record::load(&files.record()).map_err(silent)? {
-            Found::Record(record) => record,
-            Found::Nothing => return Err(Unseen::Gone),
-            _ => return Err(Unseen::Silent("its record cannot be read".to_owned())),
-        };
-        let status = Status::ask(&host.resolve(&record.status_socket)).map_err(silent)?;
+        let record = self.record()?;
+        let status = Status::ask(&self.plugin.host.resolve(&record.status_socket)).map_err(silent)?;
         let pid = status.pid.filter(|pid| *pid > 0);
         let pid = pid.ok_or_else(|| Unseen::Silent("it does not say which process it is".to_owned()))?;
-        let program = self.programs.identify(&program_of(pid)).map_err(silent)?;
+        let program = self.program_of(&record, pid)?;
         Ok(Sample { pid, program, resident_kib: resident_kib(pid), status })
+    }
+
+    /// What process `pid` runs, as which the instance answers. Blocks.
+    ///
+    /// # Errors
+    /// Says why that cannot be told, or that the process is another one.
+    pub(super) fn program_now(&self, pid: i32) -> Result<ProgramId, Unseen> {
+        self.program_of(&*self.record()?, pid)
+    }
+
+    fn program_of(&self, record: &Record, pid: i32) -> Result<ProgramId, Unseen> {
+        if !is_instance(record, &self.files(), pid) {
+            return Err(Unseen::Silent("another process answers in its place".to_owned()));
+        }
+        self.programs.identify(&program_of(pid)).map_err(|error| Unseen::Silent(error.to_string()))
+    }
+
+    fn files(&self) -> Files {
+        Files::new(&self.plugin.host.resolve(&self.state_dir), &self.key)
+    }
+
+    fn record(&self) -> Result<Box<Record>, Unseen> {
+        match Record::load(&self.files().record()) {
+            Ok(Found::Record(record)) => Ok(record),
+            Ok(Found::Nothing) => Err(Unseen::Gone),
+            Ok(Found::Foreign(_) | Found::Garbage(_)) => Err(Unseen::Silent("its record cannot be read".to_owned())),
+            Err(error) => Err(Unseen::Silent(error.to_string())),
+        }
     }
 
     /// Replaces the program of the instance by the installed one, which is `wanted`, and watches it for so long. With
@@ -130,10 +154,15 @@ impl Upgrade {
             ProgramError::Refused { code: code::INSTANCE_LOST, .. } => {
                 self.roll_back(Fault::Interrupted(why), wanted).await
             }
+            ProgramError::Refused { code: code::INSTANCE_ROLLED_BACK, .. } => {
+                Outcome::RolledBack(Fault::Interrupted(why))
+            }
             ProgramError::Refused { .. } => Outcome::Refused(why),
             // It ended before it could say anything: the instance may have either program.
             ProgramError::Run(..) | ProgramError::Failed(_) => match self.look().await {
-                Ok(sample) if sample.program != *wanted => Outcome::Refused(why),
+                Ok(sample) if sample.program != *wanted && sample.status.state == InstanceState::Running => {
+                    Outcome::Refused(why)
+                }
                 Err(Unseen::Gone) => Outcome::Gone,
                 _ => self.roll_back(Fault::Interrupted(why), wanted).await,
             },
@@ -141,7 +170,7 @@ impl Upgrade {
     }
 
     async fn roll_back(&self, fault: Fault, wanted: &ProgramId) -> Outcome {
-        // Its supervisor may have started it with the program before, or starts it now. One that is silent has been
+        // Its supervisor may have started it with the old program, or starts it now. One that is silent has been
         // waited for.
         if !matches!(fault, Fault::Silent(_)) && self.answer().await.is_ok_and(|sample| sample.program != *wanted) {
             return Outcome::RolledBack(fault);
@@ -230,11 +259,11 @@ enum Ended {
     Fault(Fault),
 }
 
-/// Longer than the plugin takes at most, so that it ends by itself.
-const TIMEOUT: Duration = Duration::from_secs(40);
+/// The plugin takes less, unless processes do not end although they were killed, for which it waits for a minute each.
+const TIMEOUT: Duration = Duration::from_secs(180);
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 const TRIES: u32 = 5;
-/// Until an instance answers that was started anew.
+/// Until an instance that was restarted answers.
 const LOOKS: u32 = 6;
 
 #[cfg(test)]

@@ -57,6 +57,17 @@ impl Weighed for Vec<Slice> {
 }
 
 impl Slice {
+    /// Its endpoints, and whether they take new flows.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = (IpAddr, EndpointState)> {
+        self.endpoints.iter().map(|endpoint| (endpoint.address, endpoint.state))
+    }
+
+    /// Its port of this name and protocol.
+    pub(crate) fn port_of(&self, name: &str, protocol: u8) -> Option<u16> {
+        let is_it = |port: &&Port| *port.name == *name && port.protocol == protocol;
+        self.ports.iter().find(is_it).map(|port| port.port)
+    }
+
     /// The slices of an EndpointSlice: none if it belongs to no Service, or holds names instead of addresses.
     #[must_use]
     pub fn of_slice(slice: &discovery::EndpointSlice) -> Vec<Self> {
@@ -141,7 +152,7 @@ fn state(conditions: &discovery::EndpointConditions) -> EndpointState {
 }
 
 /// Number of a protocol by its name in the API; TCP if there is none.
-pub(super) fn protocol(name: Option<&str>) -> Option<u8> {
+pub(crate) fn protocol(name: Option<&str>) -> Option<u8> {
     match name.unwrap_or("TCP") {
         "TCP" => Some(6),
         "UDP" => Some(17),

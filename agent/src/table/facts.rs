@@ -10,6 +10,7 @@ use super::member::{Member, PodId};
 use super::nodes::NodeFacts;
 use super::services::Service;
 use super::shown::Shown;
+use crate::policy::said::Said;
 
 /// All that the table is made of. Each input replaces its part, one object at a time or as a whole; each
 /// change returns whether the table changes with it.
@@ -22,8 +23,10 @@ pub struct Facts {
     /// What the API server shows of pods.
     pub(super) pods: HashMap<PodId, Shown>,
     pub(super) nodes: HashMap<Name, NodeFacts>,
-    pub(super) settings: Settings,
-    heard: [bool; Input::ALL.len()],
+    /// What counts for policies only.
+    pub(crate) said: Said,
+    pub(crate) settings: Settings,
+    heard: [bool; Input::ALL.len() + Input::OF_POLICIES.len()],
     /// Number of changes that call for another table.
     pub(super) changes: u64,
 }
@@ -41,6 +44,19 @@ pub struct Settings {
     pub node_ranges: bool,
     /// UDP ports of instances; `None`: they are not at the addresses of their nodes.
     pub ports: Option<(u16, u16)>,
+    /// `None`: network policies are not enforced.
+    pub policies: Option<PolicySettings>,
+}
+
+/// What the operator says of network policies.
+#[derive(Debug, Clone, Default)]
+pub struct PolicySettings {
+    /// `NAMESPACE/NAME` of the Service of the cluster's DNS.
+    pub dns: String,
+    /// Cluster IPs of Services.
+    pub services: Vec<IpNet>,
+    /// First and last of the ports that Services have on all nodes.
+    pub node_ports: Option<(u16, u16)>,
 }
 
 /// Where facts come from.
@@ -56,11 +72,19 @@ pub enum Input {
     Nodes,
     /// Pods of the cluster.
     Pods,
+    /// Labels of namespaces, for policies.
+    Namespaces,
+    /// NetworkPolicies.
+    Policies,
+    /// ClusterNetworkPolicies.
+    ClusterPolicies,
 }
 
 impl Input {
-    /// All inputs.
+    /// The inputs without which there is no table.
     pub const ALL: [Self; 5] = [Self::Directory, Self::Services, Self::Endpoints, Self::Nodes, Self::Pods];
+    /// The inputs of policies besides.
+    pub const OF_POLICIES: [Self; 3] = [Self::Namespaces, Self::Policies, Self::ClusterPolicies];
 
     /// What it is called in messages and as a label.
     #[must_use]
@@ -71,6 +95,9 @@ impl Input {
             Self::Endpoints => "endpoints",
             Self::Nodes => "nodes",
             Self::Pods => "pods",
+            Self::Namespaces => "namespaces",
+            Self::Policies => "policies",
+            Self::ClusterPolicies => "cluster_policies",
         }
     }
 }
@@ -85,6 +112,13 @@ impl Facts {
     #[must_use]
     pub fn missing(&self) -> Vec<Input> {
         Input::ALL.into_iter().filter(|input| !self.heard[*input as usize]).collect()
+    }
+
+    /// Inputs of policies that have not been listed completely yet.
+    #[must_use]
+    pub fn missing_for_policies(&self) -> Vec<&'static str> {
+        let missing = Input::OF_POLICIES.into_iter().filter(|input| !self.heard[*input as usize]);
+        missing.map(Input::name).collect()
     }
 
     /// Namespaces that have more Services or endpoints than are kept.

@@ -74,6 +74,7 @@ impl World {
             load_balancers: Vec::new(),
             node_ranges: true,
             ports: Some((61_000, 61_999)),
+            policies: None,
         };
         facts.services.limit(BUDGET);
         facts.slices.limit(BUDGET);

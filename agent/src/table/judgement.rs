@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use nebula_cni_contract::cluster_table::End;
@@ -11,9 +12,10 @@ use nebula_cni_contract::launch::port_at;
 
 use super::facts::Facts;
 use super::kept::Name;
-use super::member::{Member, PodId};
+use super::member::{Member, PodId, addresses};
 use super::nodes::NodeFacts;
 use super::shown::Shown;
+use crate::policy::{Bystander, Holder, OwnPod, Records};
 use crate::underlay::nodes::Ports;
 
 /// What is believed.
@@ -33,6 +35,14 @@ pub struct Judgement {
     pub(super) nodes: BTreeSet<IpAddr>,
     /// Addresses that members may have.
     pub(super) claimed: HashSet<IpAddr>,
+    /// Who has the enrolled addresses, if policies are enforced.
+    pub(super) holders: Vec<Holder>,
+    /// Pods of the node that is asked for, likewise. Those with a certificate come first.
+    pub(super) own: Vec<OwnPod>,
+    /// Addresses of pods that are known not to be enrolled, likewise, with what policies can ask about the pods.
+    pub(super) bystanders: Vec<Bystander>,
+    /// What the table says for policies.
+    pub(super) policy: Records,
     /// Number of addresses that are not `clear` only because an enrolled pod had them a moment ago.
     pub(super) withheld: usize,
 }
@@ -97,6 +107,14 @@ impl Facts {
             let enrolled: Vec<IpAddr> = member.all().filter(counts).collect();
             judgement.unconfirmed += usize::from(enrolled.is_empty());
             judgement.enrolled.extend(enrolled.iter().map(|address| (*address, member.incarnation)));
+            if self.settings.policies.is_some() {
+                let described = pod.and_then(|pod| pod.described.as_ref());
+                judgement.holders.extend(enrolled.iter().map(|address| Holder {
+                    address: *address,
+                    incarnation: member.incarnation,
+                    described: described.cloned(),
+                }));
+            }
             // A pod has its certificate before the API server shows its address. One that is shown with others has no
             // claim.
             let is_open = pod.is_none_or(|pod| pod.is_host_network || pod.addresses == [None; 2]);
@@ -118,10 +136,44 @@ impl Facts {
             judgement.nodes.remove(address);
         }
         judgement.claimed = claimed;
+        if self.settings.policies.is_some() {
+            // In order: the next agent gives the same numbers.
+            judgement.holders.sort_unstable_by_key(|holder| holder.address);
+            judgement.own = self.own_pods(node, |address| is_plausible(node, address), &shown);
+            let pods = judgement.clear.difference(&judgement.nodes);
+            let described = |address: &IpAddr| shown.get(address).and_then(|pod| pod.described.clone());
+            judgement.bystanders =
+                pods.map(|address| Bystander { address: *address, described: described(address) }).collect();
+        }
         judgement.enrolled.sort_unstable();
         judgement.ends.sort_unstable();
         judgement.of_this_node.sort_unstable();
         judgement
+    }
+
+    /// The pods of this node, for their programs. A pod has its certificate before the API server shows its address.
+    fn own_pods(
+        &self,
+        node: &str,
+        is_plausible: impl Fn(&IpAddr) -> bool,
+        shown: &HashMap<IpAddr, &Shown>,
+    ) -> Vec<OwnPod> {
+        let own = self.pods.iter().filter(|(_, pod)| &*pod.node == node && !pod.is_host_network);
+        let mut own: Vec<OwnPod> = own
+            .filter_map(|(id, pod)| {
+                let member = self.members.get(id).or_else(|| self.members.get(pod.mirrors.as_deref()?));
+                let is_free = |address: &IpAddr| is_plausible(address) && !shown.contains_key(address);
+                let certified = member.into_iter().flat_map(Member::all).filter(is_free);
+                let shown = pod.addresses.iter().flatten().copied().filter(&is_plausible);
+                let addresses = addresses(shown.chain(certified));
+                let incarnation = member.map_or(0, |member| member.incarnation);
+                let is_wanted = addresses != [None; 2] && (member.is_some() || !pod.is_left_out);
+                let described = pod.described.as_ref().filter(|_| is_wanted)?;
+                Some(OwnPod { addresses, incarnation, described: Arc::clone(described) })
+            })
+            .collect();
+        own.sort_unstable_by_key(|pod| (pod.addresses, std::cmp::Reverse(pod.incarnation)));
+        own
     }
 
     /// Where the tunnel of a pod ends, if its instance found the port free at which it began to look, or the next one.

@@ -1,19 +1,25 @@
 //! Writes the table whenever the facts change, and says how it stands.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nebula_cni_contract::clock::{Clock, SystemClock};
 use nebula_cni_contract::launch::CLUSTER_TABLE;
+use nebula_cni_policy::flat::Peers;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::Shared;
+use super::clear_policies::ClearPolicies;
 use super::clear_sets::ClearSets;
 use super::departed::Departed;
+use super::enforced::Enforced;
 use super::facts::Input;
 use super::service_choices::ServiceChoices;
 use super::writer::{WriteError, Writer};
 use crate::metrics::Metrics;
+use crate::node::Unenforced;
 use crate::readiness::{Part, Readiness, Standing};
 use crate::underlay::nodes::Ports;
 
@@ -28,7 +34,10 @@ pub(super) struct Keeper {
     pub(super) ports: watch::Sender<Ports>,
     pub(super) departed: Departed,
     pub(super) clear_sets: ClearSets,
+    pub(super) clear_policies: ClearPolicies,
     pub(super) service_choices: ServiceChoices,
+    pub(super) enforced: Enforced,
+    pub(super) unenforced: Unenforced,
     /// Why the table could not be written last.
     pub(super) failure: Option<WriteError>,
 }
@@ -45,8 +54,12 @@ impl Keeper {
             if is_over {
                 self.shared.facts().changes += 1;
             }
-            let is_due = has_changed || is_over;
             let missing = self.shared.facts().missing();
+            // A failure of its own is tried again no more often than this.
+            let is_due = has_changed || is_over || self.policies_wait();
+            if missing.is_empty() && self.shared.policies_missing().is_some() {
+                self.enforced.look(SystemClock.now());
+            }
             if missing.is_empty() && (is_due || !self.writer.is_there()) {
                 // The first change is written at once; what comes close behind it is gathered.
                 let Some(took) = self.write().await else { return };
@@ -66,17 +79,38 @@ impl Keeper {
         }
     }
 
+    /// Whether policies are known, and some pod has none of them for what it exchanges in clear.
+    fn policies_wait(&mut self) -> bool {
+        let are_known = self.shared.policies_missing().is_some_and(|missing| missing.is_empty());
+        are_known && self.clear_policies.are_outdated()
+    }
+
     /// `None` if the process ends.
     async fn write(&mut self) -> Option<Duration> {
         let (shared, node) = (Arc::clone(&self.shared), self.node.clone());
         let (mut writer, mut clear_sets) = (std::mem::take(&mut self.writer), std::mem::take(&mut self.clear_sets));
         let mut service_choices = std::mem::take(&mut self.service_choices);
         let (mut departed, now) = (std::mem::take(&mut self.departed), Instant::now());
-        let ports = self.ports.clone();
-        let (writer, departed, clear_sets, service_choices, outcome, counts) = tokio::task::spawn_blocking(move || {
+        let (ports, mut enforced) = (self.ports.clone(), std::mem::take(&mut self.enforced));
+        let mut clear_policies = std::mem::take(&mut self.clear_policies);
+        let (kept, outcome, counts) = tokio::task::spawn_blocking(move || {
             let facts = shared.facts();
             let mut judgement = facts.judge(&node);
             departed.withhold(&mut judgement, now);
+            if let Some(settings) = &facts.settings.policies {
+                let judged = clear_policies.judged();
+                if judged.is_empty() {
+                    judgement.bystanders.clear();
+                }
+                judgement.policy = enforced.records(settings, &facts, &judgement, &node);
+                // Until policies are known, pods keep what an earlier agent wrote.
+                if facts.missing_for_policies().is_empty() {
+                    // Without a pod that is judged in clear nobody asks whom it meets.
+                    let peers = if judged.is_empty() { Peers::default() } else { facts.peers_in_clear(&judgement) };
+                    clear_policies.replace(&judged, &judgement.policy.programs, &peers);
+                    enforced.closed_in_clear(clear_policies.too_much());
+                }
+            }
             // First, so that what has become enrolled is closed before anybody sends to it through its tunnel.
             clear_sets.replace(&judgement.clear);
             ports.send_replace(judgement.ports_elsewhere());
@@ -84,17 +118,17 @@ impl Keeper {
             let outcome = writer.write(&facts, &judgement, &node);
             drop(facts);
             let outcome = outcome.map(|(written, choices)| {
+                enforced.published();
                 if let Some(choices) = choices {
                     service_choices.replace(judgement.of_this_node, choices);
                 }
                 written
             });
-            (writer, departed, clear_sets, service_choices, outcome, counts)
+            ((writer, departed, clear_sets, clear_policies, service_choices, enforced), outcome, counts)
         })
         .await
         .ok()?;
-        (self.writer, self.departed) = (writer, departed);
-        (self.clear_sets, self.service_choices) = (clear_sets, service_choices);
+        (self.writer, self.departed, self.clear_sets, self.clear_policies, self.service_choices, self.enforced) = kept;
         match outcome {
             Ok(written) => {
                 self.metrics.table_written(&written, &counts);
@@ -110,9 +144,32 @@ impl Keeper {
         }
     }
 
+    /// Says how the policies stand.
+    fn report_policies(&self, missing: &[Input], problems: &BTreeMap<&'static str, (String, Duration)>) {
+        let Some(unlisted) = self.shared.policies_missing() else { return };
+        let report = self.enforced.report();
+        self.metrics.policies(report);
+        self.unenforced.set(report.unasked.iter().map(|pod| pod.incarnation).collect());
+        self.metrics.policy_inputs(Input::OF_POLICIES.map(|input| {
+            let is_followed = !unlisted.contains(&input.name()) && !problems.contains_key(input.name());
+            (input.name(), is_followed)
+        }));
+        let of_policies = |input: &Input| problems.get(input.name()).map(|(why, _)| (input.name(), why));
+        let problem = Input::OF_POLICIES.iter().find_map(of_policies);
+        let mut standing = match missing.is_empty() {
+            true => report.standing(),
+            false => Standing::bad("waits for the table"),
+        };
+        if let Some((input, why)) = problem {
+            standing.reason = format!("{}; cannot follow {input}: {why}", standing.reason);
+        }
+        self.readiness.set(Part::Policies, standing);
+    }
+
     /// Says how the table stands, also when nothing was to be written.
     fn report(&self, missing: &[Input]) {
         let problems = self.shared.problems();
+        self.report_policies(missing, &problems);
         self.metrics.table_inputs(
             Input::ALL.map(|input| (input.name(), !missing.contains(&input) && !problems.contains_key(input.name()))),
         );

@@ -21,7 +21,7 @@ pub struct Kept<V> {
 }
 
 /// A part of the facts that a watch keeps.
-pub(super) trait Keep: Default + PartialEq {
+pub(crate) trait Keep: Default + PartialEq {
     type Key;
     type Value;
 
@@ -122,7 +122,7 @@ impl<V: Weighed + PartialEq> Keep for Kept<V> {
 }
 
 /// The namespace of an object.
-pub(super) fn namespace(name: &str) -> &str {
+pub(crate) fn namespace(name: &str) -> &str {
     name.split_once('/').map_or("", |(namespace, _)| namespace)
 }
 

@@ -24,7 +24,7 @@ pub struct Member {
 }
 
 /// The first address of each family.
-pub(super) fn addresses(all: impl IntoIterator<Item = IpAddr>) -> Addresses {
+pub(crate) fn addresses(all: impl IntoIterator<Item = IpAddr>) -> Addresses {
     let mut addresses = [None; 2];
     for address in all {
         addresses[usize::from(address.is_ipv6())].get_or_insert(address);

@@ -5,10 +5,12 @@
 //! said what they know, so that a restart of the agent never makes the table poorer; after that, what was known is
 //! kept while the CA or the API server is away.
 
+pub mod clear_policies;
 pub mod clear_sets;
 pub mod departed;
 pub mod directory;
 pub mod endpoints;
+mod enforced;
 pub mod facts;
 pub mod fuzzing;
 pub mod judgement;
@@ -21,7 +23,7 @@ mod records;
 pub mod service_choices;
 pub mod services;
 pub mod shown;
-mod watches;
+pub(crate) mod watches;
 pub mod writer;
 
 use std::collections::BTreeMap;
@@ -35,9 +37,11 @@ use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use self::clear_policies::ClearPolicies;
 use self::clear_sets::ClearSets;
 use self::departed::Departed;
 use self::directory::DirectoryClient;
+use self::enforced::Enforced;
 use self::facts::{Facts, Input};
 use self::keeper::Keeper;
 use self::service_choices::ServiceChoices;
@@ -45,10 +49,11 @@ use self::shown::{Namespaces, Rules};
 use self::writer::Writer;
 use crate::ca::Target;
 use crate::cluster::api;
-use crate::config::Config;
+use crate::config::{Config, STATE_DIR};
 use crate::host_root::HostRoot;
 use crate::metrics::Metrics;
 use crate::node::Node;
+use crate::policy;
 use crate::readiness::{Part, Standing};
 use crate::reconcile::entry::{Entry, EntryError};
 use crate::underlay::nodes::Ports;
@@ -72,7 +77,13 @@ pub async fn keep(
 ) {
     let Node { config, readiness, .. } = node;
     if !is_wanted(&config.entry) {
-        return readiness.set(Part::Table, Standing::good("is not needed: the chain entry captures nothing"));
+        let is_not_needed = || Standing::good("is not needed: the chain entry captures nothing");
+        readiness.set(Part::Policies, is_not_needed());
+        return readiness.set(Part::Table, is_not_needed());
+    }
+    if !config.policies.enabled {
+        let off = "are not enforced in tunnels: \"policy.enabled\" is off; what passes through a tunnel meets Nebula's rules only";
+        readiness.set(Part::Policies, Standing::good(off));
     }
     let unusable = |why: String, advice: &str| readiness.set(Part::Table, Standing::bad(why).advice(advice));
     let Some(name) = name else {
@@ -96,14 +107,27 @@ pub async fn keep(
         load_balancers: rules.load_balancers().to_vec(),
         node_ranges: config.node_ranges,
         ports: rules.ports(),
+        policies: config.policies.enabled.then(|| facts::PolicySettings {
+            dns: config.policies.dns.clone(),
+            services: rules.services().to_vec(),
+            node_ports: rules.node_ports(),
+        }),
     };
     // Dropped with this task, and all of them with it.
     let mut followers = JoinSet::new();
-    follow_cluster(&mut followers, &shared, &client, rules, asks_for_namespaces(config));
+    let conditions = config.policies.condition.then(|| policy::conditions::Conditions::new(&name));
+    follow_cluster(&mut followers, &shared, &client, (rules, asks_for_namespaces(config)), conditions);
     followers.spawn(follow_directory(Arc::clone(&shared), config.host_root.clone(), target));
     let path = config.host_root.resolve(Path::new(CLUSTER_TABLE));
     let (writer, readiness) = (Writer::open(&path), readiness.clone());
     let departed = Departed::since_table(&path);
+    let enforced = match config.policies.enabled {
+        true => {
+            let state_dir = config.host_root.resolve(Path::new(STATE_DIR));
+            Enforced::since_table(&path, state_dir, config.policies.required)
+        }
+        false => Enforced::default(),
+    };
     let (clear_sets, service_choices) = (ClearSets::default(), ServiceChoices::default());
     Keeper {
         shared,
@@ -114,7 +138,10 @@ pub async fn keep(
         ports,
         departed,
         clear_sets,
+        clear_policies: ClearPolicies::default(),
         service_choices,
+        enforced,
+        unenforced: node.unenforced.clone(),
         failure: None,
     }
     .run()
@@ -126,17 +153,27 @@ fn follow_cluster(
     followers: &mut JoinSet<()>,
     shared: &Arc<Shared>,
     client: &kube::Client,
-    rules: Rules,
-    asks_for_namespaces: bool,
+    (rules, asks_for_namespaces): (Rules, bool),
+    conditions: Option<policy::conditions::Conditions>,
 ) {
     let (known, namespaces) = watch::channel((!asks_for_namespaces).then(|| Arc::new(Namespaces::new())));
     let (own, api) = (|| Arc::clone(shared), || client.clone());
+    let has_policies = shared.facts().settings.policies.is_some();
+    let rules = if has_policies { rules.describing() } else { rules };
     followers.spawn(watches::services(own(), api()));
     followers.spawn(watches::endpoints(own(), api()));
     followers.spawn(watches::nodes(own(), api()));
     followers.spawn(watches::pods(own(), api(), rules, namespaces));
     if asks_for_namespaces {
         followers.spawn(watches::namespaces(own(), api(), known));
+    }
+    if has_policies {
+        followers.spawn(policy::watches::namespaces(own(), api()));
+        followers.spawn(policy::watches::policies(own(), api()));
+        if let Some(conditions) = conditions.clone() {
+            followers.spawn(conditions.keep(api()));
+        }
+        followers.spawn(policy::watches::cluster_policies(own(), api(), conditions));
     }
 }
 
@@ -168,13 +205,13 @@ fn has_selector(config: &Config, key: &str) -> bool {
 }
 
 impl Shared {
-    fn facts(&self) -> MutexGuard<'_, Facts> {
+    pub(crate) fn facts(&self) -> MutexGuard<'_, Facts> {
         // Each change is complete before the lock is given back.
         self.facts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes the facts; the table is written again if `change` returns `true`.
-    fn change(&self, change: impl FnOnce(&mut Facts) -> bool) {
+    pub(crate) fn change(&self, change: impl FnOnce(&mut Facts) -> bool) {
         let mut facts = self.facts();
         if change(&mut facts) {
             facts.changes += 1;
@@ -182,7 +219,7 @@ impl Shared {
         }
     }
 
-    fn has_problem(&self, input: Input, why: String) {
+    pub(crate) fn has_problem(&self, input: Input, why: String) {
         let mut problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);
         let since = problems.get(input.name()).map_or_else(Instant::now, |(_, since)| *since);
         let before = problems.insert(input.name(), (why.clone(), since));
@@ -191,14 +228,20 @@ impl Shared {
         }
     }
 
-    fn is_well(&self, input: Input) {
+    pub(crate) fn is_well(&self, input: Input) {
         let mut problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);
         if problems.remove(input.name()).is_some() {
             tracing::info!(input = input.name(), "an input of the cluster table is followed again");
         }
     }
 
-    fn problems(&self) -> BTreeMap<&'static str, (String, Duration)> {
+    /// Inputs of policies that have not been listed completely; `None` if policies are not enforced.
+    fn policies_missing(&self) -> Option<Vec<&'static str>> {
+        let facts = self.facts();
+        facts.settings.policies.is_some().then(|| facts.missing_for_policies())
+    }
+
+    pub(crate) fn problems(&self) -> BTreeMap<&'static str, (String, Duration)> {
         let problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);
         problems.iter().map(|(input, (why, since))| (*input, (why.clone(), since.elapsed()))).collect()
     }

@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::Node;
 use nebula_cert::directory::NODE_ADDRESS_ANNOTATIONS;
 
 use super::kept::created;
+use crate::policy::described::Packed;
 
 /// What counts of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -21,6 +22,8 @@ pub struct NodeFacts {
     pub(super) ranges: Vec<IpNet>,
     /// When the API server made the object, in seconds since 1970.
     pub(super) created: i64,
+    /// Its labels, if policies are enforced.
+    pub(super) labels: Option<Packed>,
 }
 
 impl NodeFacts {
@@ -46,7 +49,12 @@ impl NodeFacts {
         let entries = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
         let internal = entries.filter(|entry| entry.type_ == "InternalIP").take(MAX_ADDRESSES);
         let internal = internal.filter_map(|entry| entry.address.parse().ok()).find(is_usable);
-        Self { reported, internal, ranges, created: created(&node.metadata) }
+        Self { reported, internal, ranges, created: created(&node.metadata), labels: None }
+    }
+
+    /// The same with the labels of the node.
+    pub(super) fn with_labels(self, node: &Node) -> Self {
+        Self { labels: node.metadata.labels.as_ref().and_then(Packed::of), ..self }
     }
 }
 

@@ -25,6 +25,8 @@ impl Facts {
         let outside = self.settings.exclude.iter().chain(&self.settings.load_balancers);
         outside.for_each(|range| builder.clear_prefix(*range));
         judgement.nodes.iter().for_each(|address| builder.node(*address));
+        judgement.policy.identities.iter().for_each(|(address, number)| builder.identity(*address, *number));
+        judgement.policy.programs.iter().for_each(|(address, programs)| builder.programs(*address, programs.clone()));
         let mut slices: HashMap<&str, Vec<&Slice>> = HashMap::with_capacity(self.services.count());
         for slice in self.slices.iter().flat_map(|(_, slices)| slices) {
             slices.entry(&slice.service).or_default().push(slice);

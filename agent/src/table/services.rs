@@ -74,6 +74,11 @@ impl Service {
         &self.addresses
     }
 
+    /// Each of its ports at each cluster IP.
+    pub(super) fn ports_of_clusters(&self) -> impl Iterator<Item = (IpAddr, &Port)> {
+        self.addresses.iter().flat_map(|address| self.ports.iter().map(|port| (*address, port)))
+    }
+
     #[cfg(test)]
     pub(super) fn new(address: IpAddr, port: u16) -> Self {
         Self::with(address, [Port { name: "".into(), port, protocol: 6 }])

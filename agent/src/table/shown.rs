@@ -13,6 +13,7 @@ use nebula_cni_plugin::enrolment::ANNOTATION;
 use serde::Deserialize;
 
 use super::member::{self, Addresses, PodId, addresses};
+use crate::policy::described::{Container, Described, Descriptions};
 use crate::reconcile::entry::{Entry, PodFacts};
 use crate::reconcile::seen::Enrolment;
 
@@ -25,6 +26,8 @@ pub type Pod = Object<Spec, Status>;
 pub struct Spec {
     host_network: bool,
     node_name: String,
+    containers: Vec<Container>,
+    init_containers: Vec<Container>,
 }
 
 /// Of a pod's status.
@@ -61,6 +64,8 @@ pub struct Shown {
     pub(super) is_host_network: bool,
     /// The static pod that it is the mirror of, by whose UID the runtime knows it.
     pub(super) mirrors: Option<Box<PodId>>,
+    /// What policies can ask about it; `None` if nobody does, or it has its node's network.
+    pub(super) described: Option<Arc<Described>>,
 }
 
 impl Shown {
@@ -83,6 +88,8 @@ pub struct Rules {
     enrols: HashMap<String, bool>,
     /// Names of nodes, each once in memory.
     nodes: HashSet<Arc<str>>,
+    /// What policies can ask about pods; `None` if policies are not enforced.
+    descriptions: Option<Descriptions>,
 }
 
 impl Rules {
@@ -90,7 +97,13 @@ impl Rules {
     #[must_use]
     pub fn new(entry: Entry, of_namespaces: Entry, asks_for_pod_labels: bool) -> Self {
         let (decided, enrols, nodes) = (HashMap::new(), HashMap::new(), HashSet::new());
-        Self { entry, of_namespaces, asks_for_pod_labels, decided, enrols, nodes }
+        Self { entry, of_namespaces, asks_for_pod_labels, decided, enrols, nodes, descriptions: None }
+    }
+
+    /// Notes also what policies can ask about pods.
+    #[must_use]
+    pub fn describing(self) -> Self {
+        Self { descriptions: Some(Descriptions::default()), ..self }
     }
 
     /// Where pods have their addresses.
@@ -109,6 +122,18 @@ impl Rules {
     #[must_use]
     pub fn load_balancers(&self) -> &[IpNet] {
         &self.entry.load_balancers
+    }
+
+    /// Cluster IPs of Services.
+    #[must_use]
+    pub fn services(&self) -> &[IpNet] {
+        &self.entry.services
+    }
+
+    /// First and last of the ports that Services have on all nodes.
+    #[must_use]
+    pub fn node_ports(&self) -> Option<(u16, u16)> {
+        self.entry.node_ports
     }
 
     /// UDP ports of instances; `None`: they are not at the addresses of their nodes.
@@ -142,8 +167,15 @@ impl Rules {
             counts: self.is_enrolled(&namespace, namespaces),
             is_host_network,
             mirrors: mirrored(pod).map(Box::new),
+            described: self.described(pod, &namespace),
             node: self.node(&pod.spec.node_name),
         })
+    }
+
+    fn described(&mut self, pod: &Pod, namespace: &str) -> Option<Arc<Described>> {
+        let all = self.descriptions.as_mut().filter(|_| !pod.spec.host_network)?;
+        let labels = pod.metadata.labels.as_ref();
+        Some(all.share(Described::new(namespace, labels, &pod.spec.containers, &pod.spec.init_containers)))
     }
 
     fn is_left_out(&mut self, pod: &Pod, namespace: &str, namespaces: &Namespaces) -> bool {

@@ -1,6 +1,7 @@
 //! The table from a fake API server and a real CA.
 
 mod large;
+mod policies;
 
 use std::fs;
 use std::net::IpAddr;
@@ -17,6 +18,7 @@ use tokio::task::JoinHandle;
 use super::*;
 use crate::cluster::fake_api_server::FakeApiServer;
 use crate::config::{PLUGIN, TLS_CA_FILE, TOKEN_FILE};
+use crate::node::Unenforced;
 use crate::readiness::Readiness;
 use crate::reconcile::entry::Entry;
 
@@ -174,11 +176,12 @@ impl Cluster {
             load_balancers: Vec::new(),
             node_ranges: true,
             ports: None,
+            policies: None,
         };
         let (host, (_, target)) = (self.ca.host(), watch::channel(Some(self.ca.target.clone())));
         self.tasks.push(tokio::spawn(async move {
             let mut followers = JoinSet::new();
-            follow_cluster(&mut followers, &shared, &client, Rules::new(entry.clone(), entry, false), false);
+            follow_cluster(&mut followers, &shared, &client, (Rules::new(entry.clone(), entry, false), false), None);
             follow_directory(shared, host, target).await;
         }));
     }
@@ -193,7 +196,10 @@ impl Cluster {
             readiness: self.readiness.clone(),
             departed: Departed::pausing(Duration::from_secs(1)),
             clear_sets: ClearSets::default(),
+            clear_policies: ClearPolicies::default(),
             service_choices: ServiceChoices::default(),
+            enforced: Enforced::default(),
+            unenforced: Unenforced::default(),
             failure: None,
         };
         self.tasks.push(tokio::spawn(keeper.run()));
@@ -490,7 +496,10 @@ async fn a_table_that_cannot_be_written_is_told_and_tried_again() {
         readiness: readiness.clone(),
         departed: Departed::default(),
         clear_sets: ClearSets::default(),
+        clear_policies: ClearPolicies::default(),
         service_choices: ServiceChoices::default(),
+        enforced: Enforced::default(),
+        unenforced: Unenforced::default(),
         failure: None,
     };
     shared.changed.notify_one();

@@ -79,7 +79,11 @@ pub(super) async fn endpoints(shared: Arc<Shared>, client: Client) {
 /// Follows nodes.
 pub(super) async fn nodes(shared: Arc<Shared>, client: Client) {
     let events = watcher(Api::<core::Node>::all(client), pages());
-    let convert = |node: &core::Node| (node.name_any().into(), Some(NodeFacts::of(node)));
+    let has_policies = shared.facts().settings.policies.is_some();
+    let convert = |node: &core::Node| {
+        let facts = NodeFacts::of(node);
+        (node.name_any().into(), Some(if has_policies { facts.with_labels(node) } else { facts }))
+    };
     follow(&shared, Input::Nodes, events, |facts| &mut facts.nodes, convert).await;
 }
 
@@ -116,7 +120,8 @@ pub(super) async fn namespaces(shared: Arc<Shared>, client: Client, known: watch
     let (mut all, mut is_complete) = (Namespaces::new(), false);
     while let Some(event) = events.next().await {
         match event {
-            Ok(Event::Init) => all.clear(),
+            // While it is listed again, what is known stays.
+            Ok(Event::Init) => (all, is_complete) = (Namespaces::new(), false),
             Ok(Event::InitApply(found) | Event::Apply(found)) => {
                 all.insert(found.name_any(), found.labels().clone());
             }
@@ -134,7 +139,7 @@ pub(super) async fn namespaces(shared: Arc<Shared>, client: Client, known: watch
 }
 
 /// Keeps one part of the facts as a watch says.
-async fn follow<T, P: Keep>(
+pub(crate) async fn follow<T, P: Keep>(
     shared: &Shared,
     input: Input,
     events: impl Stream<Item = watcher::Result<Event<T>>>,
@@ -152,7 +157,10 @@ async fn follow<T, P: Keep>(
                 continue;
             }
         };
-        shared.is_well(input);
+        // A list that begins has not been answered yet.
+        if !matches!(event, Event::Init) {
+            shared.is_well(input);
+        }
         match event {
             Event::Init => listed = P::default(),
             Event::InitApply(object) => {
@@ -179,15 +187,15 @@ async fn follow<T, P: Keep>(
 }
 
 /// Lists in small pages: a page is in memory as a whole.
-fn pages() -> watcher::Config {
+pub(crate) fn pages() -> watcher::Config {
     watcher::Config::default().page_size(PAGE)
 }
 
-pub(super) fn name(object: &impl ResourceExt) -> Box<str> {
+pub(crate) fn name(object: &impl ResourceExt) -> Box<str> {
     format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any()).into()
 }
 
 const PAGE: u32 = 100;
 /// Each time all of them are listed again, by every agent.
 const CROWDED_FOR: Duration = Duration::from_secs(600);
-const RETRY_AFTER: Duration = Duration::from_secs(2);
+pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(2);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use nebula_cni_contract::clock::{Clock, SystemClock};
 use nebula_cni_contract::cluster_table::{MAX_BYTES, version_of};
-use nebula_cni_plugin::attachment::record;
+use nebula_cni_plugin::attachment::shared;
 use nebula_cni_plugin::link::service_choice::Choice;
 
 use super::facts::Facts;
@@ -112,7 +112,7 @@ fn make_folder(path: &Path) -> io::Result<()> {
     let Some(folder) = path.parent().filter(|folder| !folder.is_dir()) else { return Ok(()) };
     let Some(state_dir) = folder.parent() else { return Ok(()) };
     DirBuilder::new().recursive(true).mode(0o700).create(state_dir)?;
-    record::make_cluster_folder(state_dir)
+    shared::make_cluster_folder(state_dir)
 }
 
 fn took(began: std::time::Instant) -> Duration {

@@ -41,6 +41,11 @@ impl<D: Database> Ledger<D> {
         Ok(Self(database))
     }
 
+    #[cfg(test)]
+    pub(super) fn database(&self) -> &D {
+        &self.0
+    }
+
     fn get<T: DeserializeOwned>(&self, table: Table, key: &[u8]) -> Result<Option<T>, StoreError> {
         self.0.get(table, key)?.map(|row| parse(table, key, &row)).transpose()
     }
@@ -72,7 +77,11 @@ impl<D: Database> Store for Ledger<D> {
     }
 
     fn check(&self) -> Result<(), StoreError> {
-        self.0.write(|rows| put(rows, META, b"format", &FORMAT))
+        self.0.write(|rows| match get_in(rows, META, b"format")? {
+            // A newer service that shares the database has changed it meanwhile.
+            Some(found) if found != FORMAT => Err(StoreError::Format { found, known: FORMAT }),
+            _ => put(rows, META, b"format", &FORMAT),
+        })
     }
 
     fn each_row(&self, visit: &mut dyn FnMut(StoredRow) -> Result<(), StoreError>) -> Result<(), StoreError> {

@@ -13,6 +13,8 @@ mod postgres;
 mod postgres_tls;
 mod redb;
 mod rows;
+#[cfg(test)]
+mod tests;
 
 use std::net::IpAddr;
 
@@ -351,7 +353,9 @@ pub enum StoreError {
     )]
     NoLedger,
     /// It was written by a later release.
-    #[error("the store has format {found}, this release knows {known}; use the newer nebula-ca")]
+    #[error(
+        "the ledger was written by a newer nebula-ca (format {found}, this one knows {known}): install that release again"
+    )]
     Format {
         /// Format in the file.
         found: u64,

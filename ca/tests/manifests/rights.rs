@@ -74,3 +74,13 @@ fn each_right_that_the_chart_gives_is_explained_in_security_md() {
     let stale: Vec<_> = explained.difference(&given).collect();
     assert!(stale.is_empty(), "in SECURITY.md, and no manifest gives it: {stale:?}");
 }
+
+/// Who may use the API server's proxy for pods reaches every port of every node through the agents, which have no network
+/// of their own.
+#[test]
+fn nobody_is_given_the_proxy_to_the_agents() {
+    let given = given();
+    assert!(given.len() > 50, "{} rights", given.len());
+    let proxies: Vec<_> = given.iter().filter(|((_, _, on), _)| on.iter().any(|on| on.ends_with("/proxy"))).collect();
+    assert!(proxies.is_empty(), "{proxies:?}");
+}

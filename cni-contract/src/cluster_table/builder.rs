@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use super::format::{HEADER_LEN, MAGIC, MAJOR, MINOR, SECTION_LEN, SECTIONS, SectionKind};
 use super::hash_table::{HashTable, bucket};
 use super::key_of;
-use super::table::{End, KIND_ADDRESS, KIND_PORT, KIND_UNKNOWN, service_key};
+use super::table::{End, KIND_ADDRESS, KIND_PORT, KIND_UNKNOWN, NO_POD, service_key};
 use crate::hash::mix;
 
 /// Facts about the cluster, of which [`Builder::finish`] makes a table. Of contradicting facts the one that keeps
@@ -24,6 +24,8 @@ pub struct Builder {
     pod_ranges: Vec<(u128, u128)>,
     nodes: Vec<u128>,
     ends: Vec<(u128, End)>,
+    identities: Vec<(u128, u32)>,
+    programs: BTreeMap<u128, [Vec<u8>; 2]>,
     /// Ports of Services, each with its parts.
     services: Vec<(Offered, Range<usize>)>,
     /// Lists of endpoints and the port that each leads to, 0 for the endpoints' own.
@@ -110,6 +112,17 @@ impl Builder {
     /// The tunnel of the enrolled pod with this address probably ends there.
     pub fn end(&mut self, address: IpAddr, end: End) {
         self.ends.push((key_of(address), end));
+    }
+
+    /// The enrolled pod with this address has the set of labels with this number, which is neither 0 nor the largest;
+    /// `None`: it is no pod.
+    pub fn identity(&mut self, address: IpAddr, number: Option<u32>) {
+        self.identities.push((key_of(address), number.unwrap_or(NO_POD)));
+    }
+
+    /// The programs of a pod of this node, for ingress and egress.
+    pub fn programs(&mut self, address: IpAddr, programs: [Vec<u8>; 2]) {
+        self.programs.insert(key_of(address), programs);
     }
 
     /// `address` is known not to be enrolled.
@@ -269,6 +282,23 @@ impl Builder {
             record(&[&pod.to_le_bytes(), ports.as_flattened(), &key_of(end.node).to_be_bytes()])
         };
         file.section::<24>(SectionKind::Ends, ends.iter().map(end));
+        let of_pods = self.identities.iter().filter_map(|(address, n)| Some((pods.position((*address, 0))?, *n)));
+        let identities: BTreeMap<u32, u32> = of_pods.collect();
+        let identity = |(pod, number): (&u32, &u32)| record(&[&pod.to_le_bytes(), &number.to_le_bytes()]);
+        file.section::<8>(SectionKind::Identities, identities.iter().map(identity));
+        let mut end = 0;
+        let mut place = |program: &Vec<u8>| {
+            let (first, len) = (end, number(program.len()));
+            end += len;
+            [first, len].map(u32::to_le_bytes)
+        };
+        let placed = self.programs.iter().map(|(address, programs)| {
+            let [ingress, egress] = programs.each_ref().map(&mut place);
+            record(&[&address.to_be_bytes(), ingress.as_flattened(), egress.as_flattened()])
+        });
+        file.section::<32>(SectionKind::Programs, placed.collect::<Vec<_>>().into_iter());
+        let bytes: Vec<u8> = self.programs.values().flatten().flatten().copied().collect();
+        file.section(SectionKind::ProgramBytes, bytes.iter().map(|byte| [*byte]));
         (file.finish(), mixed)
     }
 }

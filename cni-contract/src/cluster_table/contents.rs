@@ -9,7 +9,7 @@ use ipnet::{IpNet, Ipv4Subnets, Ipv6Subnets};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::builder::{Builder, EndpointState, ServiceEndpoint, ServicePort};
-use super::table::{End, ListedService, Table};
+use super::table::{End, Labels, ListedService, Table};
 
 /// The contents of a table, each list in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,6 +41,9 @@ pub struct Enrolled {
     /// Where its tunnel probably ends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<End>,
+    /// Number of its set of labels; `None`: it is no pod, or they are not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels: Option<u32>,
 }
 
 /// A port of a Service.
@@ -96,7 +99,14 @@ impl Contents {
     pub fn of(table: &Table<'_>) -> Self {
         let mut contents = Self { version: table.version(), ..Self::default() };
         let ends: HashMap<IpAddr, End> = table.ends().collect();
-        let enrolled = |(address, incarnation)| Enrolled { address, incarnation, end: ends.get(&address).copied() };
+        let sets: HashMap<IpAddr, Labels> = table.identities().collect();
+        let enrolled = |(address, incarnation)| {
+            let labels = match sets.get(&address) {
+                Some(Labels::Set(number)) => Some(*number),
+                _ => None,
+            };
+            Enrolled { address, incarnation, end: ends.get(&address).copied(), labels }
+        };
         contents.enrolled = table.pods().map(enrolled).collect();
         contents.clear = table.clear_addresses().map(IpNet::from).collect();
         let in_clear = table.clear_ranges().flat_map(|(first, last)| prefixes(first, last));
@@ -117,9 +127,10 @@ impl Contents {
     #[must_use]
     pub fn to_table(&self) -> Vec<u8> {
         let mut builder = Builder::new();
-        for Enrolled { address, incarnation, end } in &self.enrolled {
+        for Enrolled { address, incarnation, end, labels } in &self.enrolled {
             builder.pod(*address, *incarnation);
             end.iter().for_each(|end| builder.end(*address, *end));
+            labels.iter().for_each(|number| builder.identity(*address, Some(*number)));
         }
         for network in &self.clear {
             if network.prefix_len() == network.max_prefix_len() {
@@ -217,6 +228,7 @@ impl fmt::Display for Contents {
 impl fmt::Display for Enrolled {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} (incarnation {:016x})", self.address, self.incarnation)?;
+        self.labels.map_or(Ok(()), |number| write!(f, " labels {number}"))?;
         let Some(End { node, port, other }) = self.end else { return Ok(()) };
         write!(f, " probably at {}", SocketAddr::new(node, port))?;
         other.map_or(Ok(()), |other| write!(f, " or {other}"))

@@ -24,6 +24,9 @@
 //! | 8 endpoints | index of the pod (4), port or 0 (2), tag (2) | 8 |
 //! | 9 nodes | address of a node (16); in order; since version 2.1 | 16 |
 //! | 10 ends | index of the pod (4), port (2), another port or 0 (2), address of its node (16); in order, at most one for each pod; since version 2.2 | 24 |
+//! | 11 identities | index of the pod (4), number of its set of labels (4); in order; since version 2.3 | 8 |
+//! | 12 programs | address (16), ingress program (8), egress program (8); in order; since version 2.3 | 32 |
+//! | 13 bytes of programs | since version 2.3 | 1 |
 //!
 //! A key's bucket is its hash modulo the number of buckets, which is a power of two. The hash of a key (address, n)
 //! is `m(m(m(seed ^ high) ^ low) ^ n)`, where `high` and `low` are the halves of the address read as a big-endian
@@ -41,6 +44,11 @@
 //! A Service's port on the nodes (node port) is a service with the unspecified address of its family. It stands for
 //! this port of each address of a node, unless that has a service of its own.
 //!
+//! Pods whose labels policies cannot tell apart have the same number; 0xffffffff is that of a machine that is no pod.
+//! The labels of an enrolled address without a record of identities are not known yet. A program is its first byte in
+//! the next section (4) and its length (4). A pod of this node has programs, whatever policies there are, if the agent
+//! enforces policies: see the crate `nebula-cni-policy`, which reads them.
+//!
 //! An end says where the tunnel of a pod probably ends: at these UDP ports of its node's address. The pod's certificate
 //! proves whether it does.
 //!
@@ -51,11 +59,11 @@ pub(super) const MAGIC: [u8; 8] = *b"nebcltbl";
 /// Major version; a reader refuses any other.
 pub const MAJOR: u16 = 2;
 /// Minor version.
-pub const MINOR: u16 = 2;
+pub const MINOR: u16 = 3;
 
 pub(super) const HEADER_LEN: usize = 40;
 pub(super) const SECTION_LEN: usize = 16;
-pub(super) const SECTIONS: usize = 11;
+pub(super) const SECTIONS: usize = 14;
 /// Tables of version 2.0 have so many.
 const SECTIONS_AT_LEAST: usize = 9;
 
@@ -101,6 +109,9 @@ pub(super) enum SectionKind {
     Endpoints,
     Nodes,
     Ends,
+    Identities,
+    Programs,
+    ProgramBytes,
 }
 
 impl SectionKind {
@@ -116,6 +127,9 @@ impl SectionKind {
         Self::Endpoints,
         Self::Nodes,
         Self::Ends,
+        Self::Identities,
+        Self::Programs,
+        Self::ProgramBytes,
     ];
 
     /// Bytes of a record that this release knows.
@@ -124,9 +138,10 @@ impl SectionKind {
             Self::PodBuckets | Self::ClearBuckets | Self::ServiceBuckets => 4,
             Self::Pods | Self::Ends => 24,
             Self::Clear | Self::Nodes => 16,
-            Self::ClearRanges | Self::SealedRanges => 32,
+            Self::ClearRanges | Self::SealedRanges | Self::Programs => 32,
             Self::Services => 44,
-            Self::Endpoints => 8,
+            Self::Endpoints | Self::Identities => 8,
+            Self::ProgramBytes => 1,
         }
     }
 
@@ -144,6 +159,12 @@ pub(super) struct Section {
 }
 
 impl Section {
+    /// A part of a section whose records are single bytes.
+    pub(super) fn bytes(self, bytes: &[u8], first: u32, len: u32) -> Option<&[u8]> {
+        let end = first.checked_add(len).filter(|end| *end <= self.count && self.stride == 1)?;
+        bytes.get(self.offset..)?.get(first as usize..end as usize)
+    }
+
     /// The bytes of a record, as many as this release knows.
     #[inline(always)]
     pub(super) fn record<const N: usize>(self, bytes: &[u8], index: u32) -> Option<Record<'_, N>> {

@@ -17,7 +17,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 pub use builder::{Builder, EndpointList, EndpointState, Mixed, ServiceEndpoint, ServicePort};
 pub use format::{Error, Layout, version_of};
-pub use table::{End, Endpoint, Found, Service, Table};
+pub use table::{End, Endpoint, Found, Labels, Service, Table};
 
 /// Longest file that a reader maps, and so the longest that a writer makes. 10,000 Services with 50,000 endpoints
 /// take a twentieth of it.

@@ -50,6 +50,17 @@ pub enum Found {
     Unknown,
 }
 
+/// What policies know of an enrolled address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Labels {
+    /// A pod whose namespace, labels and ports have this number.
+    Set(u32),
+    /// It is no pod.
+    NoPod,
+    /// A pod of which they are not known yet.
+    Unknown,
+}
+
 /// A port of a Service with endpoints to choose from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Service {
@@ -93,6 +104,8 @@ pub(super) struct ListedService {
 
 /// More endpoints than one Service can have: readers look at each.
 const MAX_CLEAR: u32 = 1 << 16;
+/// In the place of the number of a set of labels.
+pub(super) const NO_POD: u32 = u32::MAX;
 pub(super) const KIND_PORT: u8 = 0;
 pub(super) const KIND_UNKNOWN: u8 = 1;
 pub(super) const KIND_ADDRESS: u8 = 2;
@@ -102,6 +115,19 @@ impl Layout {
     #[must_use]
     pub fn table<'a>(&'a self, bytes: &'a [u8]) -> Table<'a> {
         Table { bytes, layout: self }
+    }
+}
+
+impl<'a> Table<'a> {
+    /// The programs of a pod of this node, for ingress and egress; `None` if it has none.
+    #[must_use]
+    pub fn programs(&self, address: IpAddr) -> Option<[&'a [u8]; 2]> {
+        let (address, programs) = (key_of(address), self.layout.section(SectionKind::Programs));
+        let compare = |index| Some(programs.record::<32>(self.bytes, index)?.address(0).cmp(&address));
+        let record: Record<'_, 32> = programs.record(self.bytes, search(0..programs.count, compare)?)?;
+        let all = self.layout.section(SectionKind::ProgramBytes);
+        let part = |at| all.bytes(self.bytes, record.u32(at), record.u32(at + 4));
+        Some([part(16)?, part(24)?])
     }
 }
 
@@ -166,6 +192,23 @@ impl Table<'_> {
         Some(end_of(record))
     }
 
+    /// What policies know of an enrolled address.
+    #[must_use]
+    pub fn labels(&self, address: IpAddr) -> Labels {
+        let identities = self.layout.section(SectionKind::Identities);
+        let find = || {
+            let (pod, _) = self.pod(key_of(address))?;
+            let compare = |index| Some(identities.record::<8>(self.bytes, index)?.u32(0).cmp(&pod));
+            let record: Record<'_, 8> = identities.record(self.bytes, search(0..identities.count, compare)?)?;
+            Some(record.u32(4))
+        };
+        match find() {
+            Some(NO_POD) => Labels::NoPod,
+            Some(number @ 1..) => Labels::Set(number),
+            _ => Labels::Unknown,
+        }
+    }
+
     /// Enrolled endpoint `n` of those to choose from, for `n` below [`Service::ready`].
     #[must_use]
     pub fn endpoint(&self, service: u32, n: u32) -> Option<Endpoint> {
@@ -217,6 +260,16 @@ impl Table<'_> {
         self.records::<24>(SectionKind::Ends).filter_map(move |record| {
             let pod: Record<'_, 24> = pods.record(self.bytes, record.u32(0))?;
             Some((address_of(pod.address(0)), end_of(record)))
+        })
+    }
+
+    /// What policies know of enrolled addresses, in no order.
+    pub(super) fn identities(&self) -> impl Iterator<Item = (IpAddr, Labels)> {
+        let pods = self.layout.section(SectionKind::Pods);
+        self.records::<8>(SectionKind::Identities).filter_map(move |record| {
+            let pod: Record<'_, 24> = pods.record(self.bytes, record.u32(0))?;
+            let address = address_of(pod.address(0));
+            Some((address, self.labels(address)))
         })
     }
 

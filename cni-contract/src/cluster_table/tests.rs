@@ -195,7 +195,11 @@ fn build(facts: &[Fact], version: u64) -> Vec<u8> {
     let mut builder = Builder::new();
     for fact in facts.iter().cloned() {
         match fact {
-            Fact::Pod(address, incarnation) => builder.pod(address, incarnation),
+            Fact::Pod(address, incarnation) => {
+                builder.pod(address, incarnation);
+                builder.identity(address, u32::try_from(incarnation).ok());
+                builder.programs(address, [vec![1; 3], Vec::new()]);
+            }
             Fact::Clear(address) => builder.clear(address),
             Fact::ClearPrefix(prefix) => builder.clear_prefix(prefix),
             Fact::SealedPrefix(prefix) => builder.sealed_prefix(prefix),
@@ -228,7 +232,7 @@ fn ask_everything(bytes: &[u8]) {
     let Ok(layout) = Layout::read(bytes) else { return };
     let table = layout.table(bytes);
     for address in ADDRESSES.map(address) {
-        let _ = table.incarnation(address);
+        let _ = (table.incarnation(address), table.labels(address), table.programs(address));
         for (port, protocol) in [(0, 0), (1, TCP), (2, UDP), (53, UDP)] {
             let _ = table.find(address, port, protocol);
         }
@@ -295,7 +299,7 @@ proptest! {
 #[test]
 fn a_table_begins_with_what_tells_its_format() {
     let bytes = Builder::new().finish(7);
-    assert_eq!(bytes[..16], *b"nebcltbl\x02\0\x02\0\x0b\0\0\0");
+    assert_eq!(bytes[..16], *b"nebcltbl\x03\0\x02\0\x0e\0\0\0");
     let changed = |at: usize, value| {
         let mut bytes = bytes.clone();
         bytes[at] = value;
@@ -314,6 +318,31 @@ fn a_table_begins_with_what_tells_its_format() {
 
 /// Bytes of a table of version 2.2, made by another program from the description in [`mod@super::format`].
 const GOLDEN: &[&str] = &[
+    "6e6562636c74626c030002000e0000008104000000000000070000000000000014df177b2330ae12080100000000000003000000040000",
+    "00140100000000000003000000180000005c01000000000000030000000400000068010000000000000200000010000000880100000000",
+    "00000100000020000000a8010000000000000100000020000000c8010000000000000900000004000000ec010000000000000c0000002c",
+    "000000fc03000000000000050000000800000024040000000000000100000010000000340400000000000001000000180000004c040000",
+    "0000000002000000080000005c0400000000000001000000200000007c0400000000000005000000010000000000000002000000030000",
+    "0000000000000000000000ffff0af400010b0000000000000000000000000000000000ffff0af400020c00000000000000fd0002440000",
+    "000000000000000000010d0000000000000000000000010000000200000000000000000000000000ffff0af40009fd0002440000000000",
+    "0000000000000900000000000000000000ffff0a00000000000000000000000000ffff0a0000ff00000000000000000000ffff0a090000",
+    "00000000000000000000ffff0a09ffff000000000000000003000000050000000600000007000000080000000c0000000c000000000000",
+    "00000000000000ffff0a6000010000000200000000000000000000000000000000000000000000000000000000000000000000ffff0a60",
+    "00030000000200000000000000000000000000000000000000000000000000000000000000000000ffff0a600004010006000000000001",
+    "000000010000000000000001000000911f000000000000000000000000ffff0a60000150000600010000000200000002000000302a0000",
+    "000000000000000000000000000000000000ffff0a600002bb010600030000000000000000000000000000000100000000000000000000",
+    "00000000000000ffff0a6000013500110003000000010000000200000000000000000000000000000000000000000000000000ffff0a60",
+    "00050100840105000000000000000000000000000000000000000000000000000000000000000000ffff0a600002000000020000000000",
+    "0000000000000000000000000000000000000000000000000000000000ffff0a600003bb01060005000000000000000000000000000000",
+    "000000000000000000000000000000000000ffff0a60000400000002000000000000000000000000000000000000000000000000000000",
+    "00000000000000ffff0a600004020006000000000001000000010000000000000001000000921f000000000000000000000000ffff0a60",
+    "0005000000020000000000000000000000000000000000000000000000000000000000007c0800000000901f7c0801000000901f156b02",
+    "000000e914cb3601000000e914156b00000000000000000000ffffc0000201010000004fee50ee00000000000000000000ffffc0000202",
+    "010000001500000002000000ffffffff00000000000000000000ffff0af4000100000000020000000200000003000000696e6f7574",
+];
+
+/// The same of version 2.2, which had neither labels nor programs.
+const GOLDEN_2_2: &[&str] = &[
     "6e6562636c74626c020002000b0000001c04000000000000070000000000000014df177b2330ae12d80000000000000003000000040000",
     "00e40000000000000003000000180000002c01000000000000030000000400000038010000000000000200000010000000580100000000",
     "000001000000200000007801000000000000010000002000000098010000000000000900000004000000bc010000000000000c0000002c",
@@ -392,19 +421,54 @@ fn a_table_has_the_bytes_that_its_format_describes() {
     }
     builder.node(address("192.0.2.1"));
     builder.end(address("10.244.0.2"), End { node: address("192.0.2.2"), port: 61_007, other: Some(61_008) });
+    builder.identity(address("10.244.0.2"), Some(21));
+    builder.identity(address("fd00:244::1"), None);
+    builder.programs(address("10.244.0.1"), [b"in".to_vec(), b"out".to_vec()]);
     let hex: String = builder.finish(7).iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(hex, GOLDEN.concat());
 }
 
 #[test]
-fn a_table_of_the_release_before_is_read() {
-    let hex = GOLDEN_2_0.concat();
-    let bytes: Vec<u8> = (0..hex.len() / 2).map(|n| u8::from_str_radix(&hex[2 * n..2 * n + 2], 16).unwrap()).collect();
+fn tables_of_earlier_releases_are_read() {
+    let end = End { node: address("192.0.2.2"), port: 61_007, other: Some(61_008) };
+    for (golden, nodes, end) in [(GOLDEN_2_0, 0, None), (GOLDEN_2_2, 1, Some(end))] {
+        let hex = golden.concat();
+        let digits = |n: usize| u8::from_str_radix(&hex[2 * n..2 * n + 2], 16).unwrap();
+        let bytes: Vec<u8> = (0..hex.len() / 2).map(digits).collect();
+        let layout = Layout::read(&bytes).unwrap();
+        let table = layout.table(&bytes);
+        assert_eq!(table.find(address("10.244.0.1"), 80, TCP), Found::Enrolled { incarnation: 11 });
+        assert_eq!(table.find(address("192.0.2.1"), 80, TCP), Found::Unknown);
+        assert_eq!((table.nodes().count(), table.end(address("10.244.0.2"))), (nodes, end));
+        assert_eq!(table.labels(address("10.244.0.1")), Labels::Unknown);
+        assert_eq!(table.programs(address("10.244.0.1")), None);
+    }
+}
+
+#[test]
+fn labels_and_programs_are_found_by_address() {
+    let mut builder = Builder::new();
+    for (pod, incarnation) in [("10.0.0.1", 1), ("10.0.0.2", 2), ("10.0.0.3", 3)] {
+        builder.pod(address(pod), incarnation);
+    }
+    builder.identity(address("10.0.0.1"), Some(7));
+    builder.identity(address("10.0.0.2"), None);
+    builder.identity(address("10.0.0.1"), Some(8));
+    builder.identity(address("10.0.9.9"), Some(9));
+    builder.programs(address("10.0.0.3"), [b"in".to_vec(), b"egress".to_vec()]);
+    builder.programs(address("10.0.0.1"), [Vec::new(), b"out".to_vec()]);
+    let bytes = builder.finish(1);
     let layout = Layout::read(&bytes).unwrap();
     let table = layout.table(&bytes);
-    assert_eq!(table.find(address("10.244.0.1"), 80, TCP), Found::Enrolled { incarnation: 11 });
-    assert_eq!(table.find(address("192.0.2.1"), 80, TCP), Found::Unknown);
-    assert_eq!((table.nodes().count(), table.end(address("10.244.0.2"))), (0, None));
+    let labels = |text| table.labels(address(text));
+    assert_eq!(
+        ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.9.9"].map(labels),
+        [Labels::Set(8), Labels::NoPod, Labels::Unknown, Labels::Unknown]
+    );
+    let programs = |text| table.programs(address(text));
+    assert_eq!(programs("10.0.0.1"), Some([&b""[..], b"out"]));
+    assert_eq!(programs("10.0.0.3"), Some([&b"in"[..], b"egress"]));
+    assert_eq!(programs("10.0.0.2"), None);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The status that an instance reports on its socket.
 
 mod parts;
+mod seen_flows;
 #[cfg(test)]
 mod tests;
 
@@ -14,8 +15,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use parts::{
-    Certificate, ClusterTable, DroppedPacket, FollowedSettings, LostPeer, RefusedCaller, TableState, Trouble, Tunnel,
+    Certificate, ClusterTable, DroppedPacket, FollowedSettings, LostPeer, PolicyRefusal, PolicyVerdicts, RefusedCaller,
+    TableState, Trouble, Tunnel,
 };
+pub use seen_flows::{FLOWS_PATH, SeenFlow, SeenFlows, seen_flows};
 
 /// The status document, which the instance writes. A field that a document lacks, because an instance of another
 /// release wrote it, reads as absent, empty or false.
@@ -44,6 +47,9 @@ pub struct Status {
     pub certificate: Option<Certificate>,
     /// Why the path is closed although there was a certificate.
     pub closed: Option<String>,
+    /// Another instance is taking over: what this document says may no longer hold in a moment.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub is_handing_over: bool,
     /// Why there is no certificate, or no newer one.
     pub last_error: Option<String>,
     /// Whether that is what the CA says, and not that it was not reached.
@@ -59,6 +65,9 @@ pub struct Status {
     /// The cluster table of a captured pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub table: Option<ClusterTable>,
+    /// What network policies said about the flows of a captured pod, by direction and policy.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub policy_verdicts: Vec<PolicyVerdicts>,
     /// The settings that it follows; `None`: it is of a release that keeps those of its start.
     pub settings: Option<FollowedSettings>,
     /// What went wrong lately; `None` while there is no certificate.
@@ -130,11 +139,22 @@ pub fn document(socket: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// The body of an instance's answer over HTTP. `unsupported` is said of an instance that does not know the path.
+pub(crate) fn body_of<'a>(answer: &'a [u8], unsupported: &str, invalid: impl Fn() -> io::Error) -> io::Result<&'a str> {
+    let text = str::from_utf8(answer).map_err(|_| invalid())?;
+    let (head, body) = text.split_once("\r\n\r\n").ok_or_else(&invalid)?;
+    match head.split_ascii_whitespace().nth(1) {
+        Some("200") => Ok(body),
+        Some("404") => Err(io::Error::new(io::ErrorKind::Unsupported, unsupported)),
+        _ => Err(invalid()),
+    }
+}
+
 /// Parses ADDRESS/PREFIX.
 pub fn parse_network(text: &str) -> Option<(IpAddr, u8)> {
     let (address, prefix) = text.split_once('/')?;
     Some((address.parse().ok()?, prefix.parse().ok()?))
 }
 
-const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 const MAX_STATUS: u64 = 4 << 20;

@@ -70,6 +70,9 @@ pub struct ClusterTable {
     pub endpoints: u32,
     /// Why the file that is there is not used.
     pub problem: Option<String>,
+    /// Why the pod is closed although there is a table.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub closed: Option<String>,
 }
 
 /// Whether an instance has a cluster table.
@@ -98,6 +101,9 @@ pub struct Trouble {
     pub refused_callers: Vec<RefusedCaller>,
     /// The last packets that were dropped, sampled.
     pub dropped: Vec<DroppedPacket>,
+    /// The last packets that passed and that network policies in audit would refuse, sampled.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub audited: Vec<DroppedPacket>,
 }
 
 /// A peer that was called in vain.
@@ -108,8 +114,23 @@ pub struct LostPeer {
     pub peer: String,
     /// Why it does not answer, as far as it is known.
     pub cause: String,
+    /// The same as one word; empty if the instance is of an earlier release.
+    pub reason: String,
     /// Since the last call.
     pub seconds_ago: u64,
+}
+
+impl LostPeer {
+    /// Nobody says where it is.
+    pub const NOBODY_KNOWS: &str = "nobody_knows";
+    /// The system sends nothing to where it is.
+    pub const CANNOT_SEND: &str = "cannot_send";
+    /// Its answer cannot be opened.
+    pub const OTHER_CIPHER: &str = "other_cipher";
+    /// Its answer was refused.
+    pub const REFUSED: &str = "refused";
+    /// It does not answer.
+    pub const NO_ANSWER: &str = "no_answer";
 }
 
 /// A caller that this instance refused.
@@ -126,7 +147,7 @@ pub struct RefusedCaller {
     pub seconds_ago: u64,
 }
 
-/// A packet that was dropped.
+/// A packet that was dropped, or would be if all network policies were enforced.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DroppedPacket {
@@ -142,6 +163,42 @@ pub struct DroppedPacket {
     pub remote: String,
     /// Number of the rule that is nearest to allowing it.
     pub nearest_rule: Option<usize>,
+    /// Of one that network policies refuse: which one does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy: Option<PolicyRefusal>,
     /// Since then.
     pub seconds_ago: u64,
+}
+
+/// Between whom network policies refuse a flow, and why.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PolicyRefusal {
+    /// Name in the certificate of the pod.
+    pub own: String,
+    /// Name in the certificate of the other end.
+    pub peer: String,
+    /// Direction, policy, tier and rule, in words.
+    pub reason: String,
+}
+
+/// What a network policy said about flows of one direction since the instance started, or the first of those that took
+/// over from each other.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PolicyVerdicts {
+    /// `ingress` or `egress`.
+    pub direction: String,
+    /// `Admin`, `NetworkPolicy` or `Baseline`; `none` if no policy decided.
+    pub tier: String,
+    /// `NAMESPACE/NAME` of a NetworkPolicy, `NAME` of a ClusterNetworkPolicy. Without a tier: the word for the reason,
+    /// such as `no-policy` or `closed`, or `other-policies` for those beyond a bound.
+    pub policy: String,
+    /// New flows that it allowed.
+    pub allowed: u64,
+    /// Packets of flows that it refused.
+    pub denied: u64,
+    /// Flows that passed and that it would refuse if the policies in audit were enforced, too. Flows that go on are
+    /// counted again when the cluster table changes.
+    pub would_deny: u64,
 }

@@ -1,6 +1,25 @@
 //! Documents of this release and of others.
 
 use super::*;
+use crate::recorded::hold;
+
+#[test]
+fn the_status_of_each_release_is_read_and_keeps_its_keys() {
+    let documents = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/documents");
+    hold::<Status>(&documents, env!("CARGO_PKG_VERSION"), "status.json").unwrap();
+}
+
+#[test]
+fn what_a_later_release_adds_to_a_status_is_skipped() {
+    let text = include_str!("../../tests/documents/0.1.0/status.json");
+    let known: Status = serde_json::from_str(text).unwrap();
+    let later =
+        text.replace("\"peer\": [", "\"moon\": {\"phase\": 3}, \"peer\": [").replacen('{', "{\"later\": [1],", 1);
+    assert_eq!(serde_json::from_str::<Status>(&later).unwrap(), known);
+    let words = text.replace("\"used\"", "\"borrowed\"").replace("\"running\"", "\"resting\"");
+    let words: Status = serde_json::from_str(&words).unwrap();
+    assert_eq!((words.state, words.table.unwrap().state), (InstanceState::Unknown, TableState::Unknown));
+}
 
 #[test]
 fn the_agreed_status_document_is_understood() {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use nebula_cni_contract::clock::{Clock, Deadline};
 
-use crate::attachment::record::Files;
+use crate::attachment::files::Files;
 use crate::reply::{Error, code};
 
 /// A held lock. The kernel releases it when the process ends, even if it is killed.

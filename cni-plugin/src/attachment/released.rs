@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
+use super::files::write_durably;
 use super::record::{self, Found, Record, State};
 
 /// Contents of a file: the pod as the CA's proof of a node describes it.
@@ -69,7 +70,7 @@ pub fn note(state_dir: &Path, record: &Record) -> io::Result<()> {
         uid: pod.uid.clone(),
         address: record.target.pod_address,
     };
-    record::write_durably(&path, &serde_json::to_vec(&released)?)
+    write_durably(&path, &serde_json::to_vec(&released)?)
 }
 
 /// Takes a note back, because the pod is attached again.
@@ -106,7 +107,12 @@ fn file(state_dir: &Path, network: &str, uid: &str) -> Option<PathBuf> {
 
 fn is_attached(state_dir: &Path, network: &str, uid: &str) -> bool {
     let records = record::list(state_dir, network).unwrap_or_default();
-    records.iter().any(|path| matches!(Record::load(path), Ok(Found::Record(other)) if other.target.pod.uid == uid))
+    records.iter().any(|path| match Record::load(path) {
+        Ok(Found::Record(other)) => other.target.pod.uid == uid,
+        // Perhaps: then its certificate ends by itself.
+        Ok(Found::Foreign(_)) => true,
+        _ => false,
+    })
 }
 
 /// Several times the pods of a node.
@@ -119,7 +125,7 @@ const EXPECTED_FOR: Duration = Duration::from_secs(3600);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attachment::record::Files;
+    use crate::attachment::files::Files;
 
     fn record(id: &str, uid: &str) -> Record {
         let text = format!(

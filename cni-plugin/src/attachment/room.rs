@@ -9,7 +9,8 @@ use std::path::Path;
 
 use nebula_cni_contract::hash::fnv1a;
 
-use crate::attachment::record::{self, Files};
+use crate::attachment::files::Files;
+use crate::attachment::shared;
 
 /// Range of user ids for instances, inclusive. Each is used as a group id as well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +35,7 @@ impl Users {
 pub fn make(files: &Files, users: Users) -> io::Result<Option<u32>> {
     let state_dir = files.state_dir();
     // Two plugins that search at the same time would pick the same id.
-    let _lock = record::lock_shared(&state_dir)?;
+    let _lock = shared::lock_shared(&state_dir)?;
     let room = files.room();
     let user = if nix::unistd::geteuid().is_root() {
         let taken = owners(&state_dir)?;

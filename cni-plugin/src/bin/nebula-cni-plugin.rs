@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use nebula_cni_contract::clock::SystemClock;
 use nebula_cni_contract::labels::Program;
 use nebula_cni_contract::netns::SystemNamespaces;
-use nebula_cni_plugin::attachment::record::Files;
+use nebula_cni_plugin::attachment::files::Files;
 use nebula_cni_plugin::host::Host;
 use nebula_cni_plugin::link::capture::SystemCaptures;
 use nebula_cni_plugin::link::guard::SystemGuards;

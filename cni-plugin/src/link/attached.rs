@@ -4,6 +4,7 @@ use nebula_cni_contract::netlink::nftables::{Existing, Family, Transaction};
 
 use crate::link::capture_guard::{TABLE, attachment_of, chain_names};
 use crate::link::clear::asked_sets;
+use crate::link::clear_policy;
 
 /// The chains of one attachment.
 #[derive(Debug, PartialEq, Eq)]
@@ -42,10 +43,30 @@ impl Attached {
 
     /// Removes the sets, after the chains: they were made together.
     pub(super) fn remove_sets(&self, change: &mut Transaction) {
+        self.remove_asked_sets(change);
+        self.remove_policy_sets(change);
+    }
+
+    /// Those of `capture.clear`.
+    pub(super) fn remove_asked_sets(&self, change: &mut Transaction) {
         let [.., incoming] = chain_names(&self.attachment);
         if self.chains.contains(&incoming) {
             asked_sets(&self.attachment).iter().for_each(|set| change.remove_set(Family::Link, TABLE, set));
         }
+    }
+
+    /// Those of network policies.
+    pub(super) fn remove_policy_sets(&self, change: &mut Transaction) {
+        if self.has_policy() {
+            let names = clear_policy::set_names(&self.attachment);
+            names.iter().for_each(|set| change.remove_set(Family::Link, TABLE, set));
+        }
+    }
+
+    /// Whether network policies are enforced for it.
+    pub(super) fn has_policy(&self) -> bool {
+        let [_, _, _, ingress, _, _] = chain_names(&self.attachment);
+        self.chains.contains(&ingress)
     }
 }
 

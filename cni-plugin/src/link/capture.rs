@@ -24,6 +24,7 @@ use crate::link::service_choice;
 
 /// The capture of one pod, as it was made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct PodCapture {
     /// The pod's own interface.
     ifname: String,

@@ -18,11 +18,13 @@ use nebula_cni_contract::netlink::octets;
 use serde::{Deserialize, Serialize};
 
 use crate::link::clear::{Clear, ClearRules, Opens, clear_set};
+use crate::link::clear_policy::{PolicyRules, PolicyTerms};
 use crate::link::ip::{BOTH, Ip, V4, V6, bytes, not_within};
 use crate::link::pod_link::{PodLink, link_local};
 
 /// The rules of one captured pod, as they were installed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct CaptureGuard {
     /// The attachment, which its chains are named after.
     attachment: String,
@@ -48,6 +50,9 @@ pub struct CaptureGuard {
     exclude: Vec<IpNet>,
     #[serde(default)]
     clear: Clear,
+    /// Network policies for what is in clear, if they are enforced. Earlier releases read records without the key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    clear_policy: Option<PolicyTerms>,
 }
 
 /// What the operator says about captured pods, for all of them.
@@ -65,12 +70,21 @@ pub struct Terms {
     pub exclude: Vec<IpNet>,
     /// What passes in clear.
     pub clear: Clear,
+    /// Whether network policies hold for it, which the node agent must write.
+    pub clear_policy: bool,
+}
+
+impl Terms {
+    fn policy(&self) -> Option<PolicyTerms> {
+        self.clear_policy.then_some(PolicyTerms { node_ports: self.node_ports })
+    }
 }
 
 impl CaptureGuard {
     /// Builds the rules of one attachment. `node` are the node's addresses on its way to the pod.
     #[must_use]
     pub fn new(attachment: String, link: PodLink, terms: Terms, node: Vec<IpAddr>) -> Self {
+        let clear_policy = terms.policy();
         let Terms { ranges, services, exclude, clear, .. } = terms;
         let mut guard = Self {
             attachment,
@@ -84,6 +98,7 @@ impl CaptureGuard {
             open: [services, exclude.clone()].concat(),
             exclude,
             clear,
+            clear_policy,
         };
         let uncovered = guard.uncovered(&link.addresses);
         guard.own = link.addresses.iter().map(IpNet::addr).filter(|address| !uncovered.contains(address)).collect();
@@ -100,7 +115,14 @@ impl CaptureGuard {
     pub fn is_made_of(&self, terms: &Terms) -> bool {
         let Terms { ranges, services, exclude, clear, .. } = terms;
         let open = [&services[..], exclude].concat();
-        (&self.ranges, &self.open, &self.exclude, &self.clear) == (ranges, &open, exclude, clear)
+        (&self.ranges, &self.open, &self.exclude, &self.clear, self.clear_policy)
+            == (ranges, &open, exclude, clear, terms.policy())
+    }
+
+    /// Whether network policies are enforced on what passes in clear.
+    #[must_use]
+    pub const fn judges_by_policy(&self) -> bool {
+        self.clear_policy.is_some()
     }
 
     /// Those of a pod's addresses that are in no range and not excluded either. Nothing passes from or to them.
@@ -115,12 +137,13 @@ impl CaptureGuard {
 
     /// The chains about frames of the pod's link, each behind those that it leads to.
     pub(super) fn on_link(&self) -> Vec<Chain> {
-        let [from, to, out, into] = chain_names(&self.attachment);
+        let [from, to, _, _, out, into] = chain_names(&self.attachment);
         let mut chains = Vec::new();
         if self.has_clear_rules() {
             let rules = self.clear_rules();
             chains = vec![Chain::without_hook(out, rules.outgoing()), Chain::without_hook(into, rules.incoming())];
         }
+        chains.extend(self.policy_rules().iter().flat_map(PolicyRules::chains));
         chains.push(Chain::new(Hook::FromLink(self.link.clone()), self.outgoing()).named(from));
         chains.push(Chain::new(Hook::ToLink(self.link.clone()), self.incoming()).named(to));
         chains
@@ -128,11 +151,20 @@ impl CaptureGuard {
 
     /// The sets that these chains use and keep.
     pub(super) fn sets(&self) -> Vec<Set> {
-        if self.has_clear_rules() { self.clear_rules().sets().into() } else { Vec::new() }
+        let asked = self.has_clear_rules().then(|| self.clear_rules().sets());
+        let flows = self.policy_rules().map(|rules| rules.flow_sets());
+        asked.into_iter().flatten().chain(flows.into_iter().flatten()).collect()
     }
 
-    /// Whether there are rules about what is in clear.
-    fn has_clear_rules(&self) -> bool {
+    /// The rules of network policies, if they are enforced in clear.
+    pub(super) fn policy_rules(&self) -> Option<PolicyRules<'_>> {
+        let Self { own, node, attachment, .. } = self;
+        let leads_on = self.has_clear_rules();
+        self.clear_policy.map(|terms| PolicyRules { terms, own, node, attachment, leads_on })
+    }
+
+    /// Whether there are rules of `capture.clear`.
+    pub(super) fn has_clear_rules(&self) -> bool {
         self.clear.opens != Opens::Allow
     }
 
@@ -141,9 +173,13 @@ impl CaptureGuard {
         ClearRules { clear, own, node, exclude, ranges, attachment }
     }
 
-    /// A packet in clear: it passes, or the chain of this name decides.
-    fn in_clear(&self, conditions: Vec<Match>, chain: &str) -> Rule {
-        if self.has_clear_rules() { Rule::goto(conditions, chain) } else { Rule::accept(conditions) }
+    /// A packet in clear: it passes, or a chain decides: that of network policies, or that of `capture.clear`.
+    fn in_clear(&self, conditions: Vec<Match>, [policy, clear]: [&str; 2]) -> Rule {
+        match self.clear_policy {
+            Some(_) => Rule::goto(conditions, policy),
+            None if self.has_clear_rules() => Rule::goto(conditions, clear),
+            None => Rule::accept(conditions),
+        }
     }
 
     /// The chain for forwarded packets, which all pods with the same ranges share.
@@ -194,29 +230,31 @@ impl CaptureGuard {
     }
 
     fn outgoing(&self) -> Vec<Rule> {
-        let [_, _, chain, _] = chain_names(&self.attachment);
+        let [_, _, policy, _, clear, _] = chain_names(&self.attachment);
+        let chains = [&*policy, &*clear];
         let mut rules = vec![other_protocols(), padded_arp(ARP_BEFORE_PADDING)];
         for ip in BOTH {
             rules.extend(self.foreign_sources(ip));
             let to = |network: IpNet| vec![ip.is(), ip.within(ip.destination, network)];
-            rules.extend(self.open(ip).map(|open| self.in_clear(to(open), &chain)));
+            rules.extend(self.open(ip).map(|open| self.in_clear(to(open), chains)));
             for range in self.ranges.iter().filter(|range| ip.has(range)) {
                 let unknown = Match::NotIn(clear_set(ip).name, vec![ip.address(Header::Network, ip.destination)]);
                 rules.push(Rule::drop([to(*range), vec![unknown]].concat()).counted(TO_ENROLLED));
             }
         }
-        rules.extend(self.rest(&chain));
+        rules.extend(self.rest(chains));
         rules
     }
 
     fn incoming(&self) -> Vec<Rule> {
-        let [_, _, _, chain] = chain_names(&self.attachment);
+        let [_, _, _, policy, _, clear] = chain_names(&self.attachment);
+        let chains = [&*policy, &*clear];
         // With the Ethernet header, and as long as the shortest frame on a wire.
         let mut rules = vec![other_protocols(), padded_arp(SHORTEST_FRAME)];
         for ip in BOTH {
             rules.push(self.foreign_destination(ip));
             let from = |network: IpNet| vec![ip.is(), ip.within(ip.source, network)];
-            rules.extend(self.open(ip).map(|open| self.in_clear(from(open), &chain)));
+            rules.extend(self.open(ip).map(|open| self.in_clear(from(open), chains)));
             for range in self.ranges.iter().filter(|range| ip.has(range)) {
                 let unknown = Match::NotIn(clear_set(ip).name, vec![ip.address(Header::Network, ip.source)]);
                 rules.push(Rule::drop([from(*range), vec![unknown]].concat()).counted(FROM_ENROLLED));
@@ -235,7 +273,7 @@ impl CaptureGuard {
                 }
             }
         }
-        rules.extend(self.rest(&chain));
+        rules.extend(self.rest(chains));
         rules
     }
 
@@ -262,10 +300,10 @@ impl CaptureGuard {
     }
 
     /// Passes what no rule has dropped. A packet that is too short for its addresses has met no rule, and goes.
-    fn rest(&self, chain: &str) -> Vec<Rule> {
+    fn rest(&self, chains: [&str; 2]) -> Vec<Rule> {
         let both = |ip: Ip| {
             let whole = |offset| bytes(Header::Network, offset, Is::AtLeast, &[0; 16][..ip.address_len as usize]);
-            self.in_clear(vec![ip.is(), whole(ip.source), whole(ip.destination)], chain)
+            self.in_clear(vec![ip.is(), whole(ip.source), whole(ip.destination)], chains)
         };
         let arp = Rule::accept(vec![bytes(Header::Link, 12, Is::Equal, &ARP)]);
         vec![both(V4), both(V6), arp, Rule::drop(Vec::new()).counted(OTHER_PROTOCOL)]
@@ -299,8 +337,8 @@ pub(super) fn sets_of_chain(name: &str) -> Option<[AddressSet; 2]> {
 }
 
 /// Names of the chains of an attachment: for what comes from the pod, for what goes to it, and the two to which these
-/// leave what is in clear.
-pub(super) fn chain_names(attachment: &str) -> [String; 4] {
+/// leave what is in clear, of network policies and of `capture.clear`. Each is before those that it leads to.
+pub(super) fn chain_names(attachment: &str) -> [String; 6] {
     CHAINS.map(|way| format!("{way}-{attachment}"))
 }
 
@@ -343,7 +381,7 @@ fn padded_arp(longest: u32) -> Rule {
 
 const ARP: [u8; 2] = [8, 6];
 const FORWARD: &str = "forward-";
-const CHAINS: [&str; 4] = ["from", "to", "out", "in"];
+const CHAINS: [&str; 6] = ["from", "to", "egress", "ingress", "out", "in"];
 // The data of the shortest Ethernet frame, and that frame without its check sequence.
 const ARP_BEFORE_PADDING: u32 = 46;
 const SHORTEST_FRAME: u32 = 60;
@@ -409,6 +447,32 @@ mod tests {
         assert!(names.iter().all(|name| attachment_of(name) == Some("0000000000000007")));
         assert_eq!((closed.sets().len(), guard(true).sets().len()), (2, 0));
         assert_eq!(attachment_of(&format!("{FORWARD}{}", closed.policy())), None);
+    }
+
+    #[test]
+    fn with_network_policies_chains_of_theirs_come_before_those_of_capture_clear() {
+        let judged = CaptureGuard { clear_policy: Some(PolicyTerms::default()), ..guard(true) };
+        let names =
+            |guard: &CaptureGuard| guard.on_link().iter().map(|chain| chain.name().to_owned()).collect::<Vec<_>>();
+        assert_eq!(names(&judged), ["egress", "ingress", "from", "to"].map(|way| format!("{way}-0000000000000007")));
+        let both = CaptureGuard { clear: Clear { opens: Opens::Deny, ..Clear::default() }, ..judged.clone() };
+        assert_eq!(names(&both)[..3], ["out", "in", "egress"].map(|way| format!("{way}-0000000000000007")));
+        assert_eq!((judged.sets().len(), both.sets().len()), (4, 6));
+        let chains = both.on_link();
+        let uses = |way: &str| {
+            let chain = chains.iter().find(|chain| chain.name() == format!("{way}-0000000000000007")).unwrap();
+            chains.iter().map(|other| other.leads_to(chain)).sum::<u32>()
+        };
+        assert!(uses("egress") > 0 && uses("ingress") > 0 && uses("out") > 0 && uses("in") > 0);
+        let frames = |way: &str, to: &str| {
+            let find =
+                |way: &str| chains.iter().find(|chain| chain.name() == format!("{way}-0000000000000007")).unwrap();
+            find(way).leads_to(find(to))
+        };
+        assert_eq!((frames("from", "out"), frames("to", "in")), (0, 0), "nothing passes the policies by");
+        let text = serde_json::to_string(&both).unwrap();
+        assert_eq!(serde_json::from_str::<CaptureGuard>(&text).unwrap(), both);
+        assert!(!serde_json::to_string(&guard(true)).unwrap().contains("policy"), "earlier releases read it");
     }
 
     #[test]

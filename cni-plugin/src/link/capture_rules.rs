@@ -29,13 +29,25 @@ pub(super) fn install(guard: &CaptureGuard) -> io::Result<()> {
         let is_own = |old: &Attached| old.attachment == guard.attachment();
         for old in attached.iter().filter(|old| is_own(old) || old.link.as_deref() == Some(guard.link.as_str())) {
             old.remove_chains(change);
-            // What the pod asked is still to be answered.
-            if !is_own(old) || sets.is_empty() {
-                old.remove_sets(change);
+            // What the pod asked is still to be answered, and its policies hold.
+            if !is_own(old) || !guard.has_clear_rules() {
+                old.remove_asked_sets(change);
+            }
+            if !is_own(old) || guard.policy_rules().is_none() {
+                old.remove_policy_sets(change);
             }
         }
-        for (set, number) in sets.iter().zip(numbers.skip(clear_sets().len())) {
+        for (set, number) in sets.iter().zip(numbers.clone().skip(clear_sets().len())) {
             change.set(Family::Link, TABLE, set, number);
+        }
+        if let Some(rules) = guard.policy_rules() {
+            let policy_sets = rules.policy_sets();
+            for (set, number) in policy_sets.iter().zip(numbers.skip(clear_sets().len() + sets.len())) {
+                change.interval_set(Family::Link, TABLE, set, number);
+            }
+            if !attached.iter().any(|old| is_own(old) && old.has_policy()) {
+                rules.at_first().write(guard.attachment(), change);
+            }
         }
         for chain in guard.on_link() {
             change.chain(Family::Link, TABLE, &chain);

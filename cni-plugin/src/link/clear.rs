@@ -14,10 +14,11 @@ use ipnet::IpNet;
 use nebula_cni_contract::netlink::nftables::{AddressSet, Field, Header, Is, Match, Rule, Set};
 use serde::{Deserialize, Serialize};
 
-use crate::link::ip::{BOTH, DESTINATION_PORT, Ip, SCTP, SOURCE_PORT, Side, TCP, UDP, V4, V6, ports, within};
+use crate::link::ip::{BOTH, DESTINATION_PORT, Ip, SOURCE_PORT, Side, TCP, V6, ports, within};
 
 /// What the operator allows in clear.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Clear {
     /// Who may open connections.
     pub opens: Opens,
@@ -41,6 +42,7 @@ pub enum Opens {
 
 /// Ports of captured pods that are open in clear.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Accept {
     /// IP protocol: 6 for TCP, 17 for UDP, 132 for SCTP.
     pub protocol: u8,
@@ -79,10 +81,9 @@ impl ClearRules<'_> {
             // Answers to accepted clients need not be remembered.
             rules.extend(self.accepted(ip, ip.destination, SOURCE_PORT).map(Rule::accept));
             if ip == V6 {
-                let on_link = |kinds: (u8, u8)| [vec![ip.is()], ip.icmp_types(kinds.0, kinds.1)].concat();
-                rules.push(Rule::accept(on_link((SOLICITATION, ADVERTISEMENT))));
+                rules.push(Rule::accept(on_link(ip, SOLICITATION, ADVERTISEMENT)));
                 rules.push(Rule::accept(
-                    [on_link((0, u8::MAX)), vec![ip.within(ip.destination, ip.whole_link())]].concat(),
+                    [on_link(ip, 0, u8::MAX), vec![ip.within(ip.destination, ip.whole_link())]].concat(),
                 ));
             }
             for way in self.ways(ip, ip.destination) {
@@ -108,22 +109,17 @@ impl ClearRules<'_> {
             }
             rules.push(Rule::accept(vec![ip.is(), Match::OfLocalSocket]));
             let set = || self.asked(ip).into();
-            for (kind, key) in [
-                (vec![Match::NotProtocol(ip.icmp)], ip.flow(Side::Destination)),
-                (ip.icmp(ip.echo_reply), ip.echo(Side::Destination)),
-                (Vec::new(), ip.pair(Side::Destination)),
-            ] {
+            for (kind, key) in ip.answers(Side::Destination) {
                 let is_asked = vec![Match::In(set(), key.clone()), Match::Remember(set(), key, ANSWERED_WITHIN)];
                 rules.push(Rule::accept([vec![ip.is()], kind, is_asked].concat()));
             }
             rules.extend(self.accepted(ip, ip.source, DESTINATION_PORT).map(Rule::accept));
             rules.extend(self.errors(ip));
             if ip == V6 {
-                let of = |kinds: (u8, u8)| [vec![ip.is()], ip.icmp_types(kinds.0, kinds.1)].concat();
-                rules.push(Rule::accept(of((SOLICITATION, ADVERTISEMENT))));
+                rules.push(Rule::accept(on_link(ip, SOLICITATION, ADVERTISEMENT)));
                 // Questions about groups, and router advertisements.
                 let from_node =
-                    |node: IpAddr| [of((GROUP_QUERY, ADVERTISEMENT)), vec![ip.within(ip.source, node.into())]];
+                    |node: IpAddr| [on_link(ip, GROUP_QUERY, ADVERTISEMENT), vec![ip.within(ip.source, node.into())]];
                 rules.extend(ip.addresses(self.node).map(|node| Rule::accept(from_node(node).concat())));
             }
         }
@@ -143,18 +139,11 @@ impl ClearRules<'_> {
 
     /// Rules that remember what the pod asks.
     fn notes(&self, ip: Ip, way: &[Match]) -> Vec<Rule> {
-        let others = [TCP, UDP, SCTP, ip.icmp].map(Match::NotProtocol).to_vec();
-        let asks = [
-            (vec![Match::Protocol(UDP)], ip.flow(Side::Source)),
-            (vec![Match::Protocol(SCTP)], ip.flow(Side::Source)),
-            (ip.icmp(ip.echo_request), ip.echo(Side::Source)),
-            (others, ip.pair(Side::Source)),
-        ];
         let note = |(kind, key): (Vec<Match>, Vec<Field>)| {
             let remember = Match::Remember(self.asked(ip).into(), key, ANSWERED_WITHIN);
             Rule::note([way, &kind, &[remember]].concat())
         };
-        asks.into_iter().map(note).collect()
+        ip.asks(Side::Source).into_iter().map(note).collect()
     }
 
     /// Conditions for packets from or to an accepted client, whose address and the pod's port are at these offsets.
@@ -170,20 +159,18 @@ impl ClearRules<'_> {
 
     /// Lets ICMP errors pass about what the pod may send in clear, whoever reports them.
     fn errors(&self, ip: Ip) -> Vec<Rule> {
-        let kinds: &[(u8, u8)] = if ip.is_v4 { &[(3, 3), (11, 12)] } else { &[(1, 4)] };
-        let quoted = |offset: u32| QUOTED + offset;
-        let errors = |(lowest, highest): &(u8, u8)| [vec![ip.is()], ip.icmp_types(*lowest, *highest)].concat();
+        let quoted = QUOTED + ip.destination;
         let mut rules = Vec::new();
         for range in self.ranges.iter().filter(|range| ip.has(range)) {
-            let about = within(Header::Transport, quoted(ip.destination), *range);
-            let unknown = Match::NotIn(clear_set(ip).name, vec![ip.address(Header::Transport, quoted(ip.destination))]);
-            rules.extend(kinds.iter().map(|kind| {
-                Rule::drop([errors(kind), vec![about.clone(), unknown.clone()]].concat()).counted(OPENED_BY_OTHERS)
-            }));
+            let unknown = Match::NotIn(clear_set(ip).name, vec![ip.address(Header::Transport, quoted)]);
+            rules.extend(
+                about(ip, ip.destination, *range)
+                    .into_iter()
+                    .map(|error| Rule::drop([error, vec![unknown.clone()]].concat()).counted(OPENED_BY_OTHERS)),
+            );
         }
         for own in ip.addresses(self.own) {
-            let about = within(Header::Transport, quoted(ip.source), own.into());
-            rules.extend(kinds.iter().map(|kind| Rule::accept([errors(kind), vec![about.clone()]].concat())));
+            rules.extend(about(ip, ip.source, own.into()).into_iter().map(Rule::accept));
         }
         rules
     }
@@ -199,20 +186,34 @@ pub(super) fn asked_sets(attachment: &str) -> [String; 2] {
 }
 
 fn asked_set(ip: Ip, attachment: &str) -> String {
-    format!("asked{}-{attachment}", if ip == V4 { 4 } else { 6 })
+    format!("asked{}-{attachment}", ip.number())
+}
+
+/// Matches ICMP errors about a packet with an address of this network at this offset.
+pub(super) fn about(ip: Ip, offset: u32, network: IpNet) -> Vec<Vec<Match>> {
+    let kinds: &[(u8, u8)] = if ip.is_v4 { &[(3, 3), (11, 12)] } else { &[(1, 4)] };
+    let quoted = within(Header::Transport, QUOTED + offset, network);
+    let errors =
+        |(lowest, highest): &(u8, u8)| [vec![ip.is()], ip.icmp_types(*lowest, *highest), vec![quoted.clone()]].concat();
+    kinds.iter().map(errors).collect()
+}
+
+/// Matches ICMP messages of these types, inclusive.
+pub(super) fn on_link(ip: Ip, lowest: u8, highest: u8) -> Vec<Match> {
+    [vec![ip.is()], ip.icmp_types(lowest, highest)].concat()
 }
 
 // As long as connection tracking of most kernels, between its limits for one answer and for many.
-const ANSWERED_WITHIN: Duration = Duration::from_secs(60);
+pub(super) const ANSWERED_WITHIN: Duration = Duration::from_secs(60);
 // Where a TCP header has its flags.
-const TCP_FLAGS: u32 = 13;
-const SYN: u8 = 0x02;
-const ACK: u8 = 0x10;
+pub(super) const TCP_FLAGS: u32 = 13;
+pub(super) const SYN: u8 = 0x02;
+pub(super) const ACK: u8 = 0x10;
 // An ICMP error quotes the IP header that it is about behind its own.
 const QUOTED: u32 = 8;
-const GROUP_QUERY: u8 = 130;
-const SOLICITATION: u8 = 135;
-const ADVERTISEMENT: u8 = 136;
+pub(super) const GROUP_QUERY: u8 = 130;
+pub(super) const SOLICITATION: u8 = 135;
+pub(super) const ADVERTISEMENT: u8 = 136;
 
 // Reasons, as `nft list` shows them.
 const OPENED_BY_POD: &str = "to somebody without a certificate (capture.clear)";

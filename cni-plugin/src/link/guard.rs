@@ -23,6 +23,7 @@ use crate::link::pod_link::{Mac, PodLink, link_local};
 
 /// The rules of one pod's link, as they were installed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Guard {
     /// Name of the table.
     table: String,
@@ -47,6 +48,7 @@ pub struct Guard {
 
 /// The instance's own traffic through the pod's network namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Tunnel {
     /// Range of UDP ports that its socket may use, inclusive.
     pub ports: (u16, u16),

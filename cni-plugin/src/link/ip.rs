@@ -132,6 +132,31 @@ impl Ip {
         self.key(pod, [field(Header::Network, own, 2); 2])
     }
 
+    /// Packets that ask for answers, by kind, with the key of their flow; of TCP there are none.
+    pub(super) fn asks(self, pod: Side) -> [(Vec<Match>, Vec<Field>); 4] {
+        let others = [TCP, UDP, SCTP, self.icmp].map(Match::NotProtocol).to_vec();
+        [
+            (vec![Match::Protocol(UDP)], self.flow(pod)),
+            (vec![Match::Protocol(SCTP)], self.flow(pod)),
+            (self.icmp(self.echo_request), self.echo(pod)),
+            (others, self.pair(pod)),
+        ]
+    }
+
+    /// Packets that answer, by kind, with the key of the flow that asked.
+    pub(super) fn answers(self, pod: Side) -> [(Vec<Match>, Vec<Field>); 3] {
+        [
+            (vec![Match::NotProtocol(self.icmp)], self.flow(pod)),
+            (self.icmp(self.echo_reply), self.echo(pod)),
+            (Vec::new(), self.pair(pod)),
+        ]
+    }
+
+    /// 4 or 6, for names.
+    pub(super) fn number(self) -> u8 {
+        if self.is_v4 { 4 } else { 6 }
+    }
+
     fn key(self, pod: Side, [own_port, other_port]: [Field; 2]) -> Vec<Field> {
         let addresses =
             if pod == Side::Source { [self.source, self.destination] } else { [self.destination, self.source] };

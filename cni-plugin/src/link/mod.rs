@@ -5,6 +5,7 @@ pub mod capture;
 pub mod capture_guard;
 pub mod capture_rules;
 pub mod clear;
+pub mod clear_policy;
 pub mod guard;
 pub mod host_route;
 mod ip;

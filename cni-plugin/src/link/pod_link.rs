@@ -55,6 +55,12 @@ pub trait Links {
     /// Makes the pod ignore ICMP redirects, so that nobody on its link can divert its packets. The rules drop redirects
     /// as well.
     fn harden(&self, netns: &Netns, ifname: &str);
+
+    /// Removes the tun device `name` of a pod, if it is still there.
+    ///
+    /// # Errors
+    /// Returns the system's error.
+    fn remove_tun(&self, netns: &Netns, name: &str) -> io::Result<()>;
 }
 
 /// The kernel's links, through rtnetlink.
@@ -124,6 +130,15 @@ impl Links for SystemLinks {
             Ok(())
         };
         let _ = in_namespace(&netns.file, switch_off);
+    }
+
+    fn remove_tun(&self, netns: &Netns, name: &str) -> io::Result<()> {
+        in_namespace(&netns.file, || {
+            let Some(found) = link(By::Name(name))?.filter(|found| found.kind == "tun") else { return Ok(()) };
+            let mut body = vec![0; IFINFOMSG];
+            body[4..8].copy_from_slice(&found.index.to_ne_bytes());
+            netlink::ask_route(libc::RTM_DELLINK, 0, &body).map(drop)
+        })
     }
 }
 

@@ -22,6 +22,8 @@ pub const CLUSTER_FOLDER: &str = "cluster";
 pub struct Capturing {
     /// What the rules on the node follow from.
     pub terms: Terms,
+    /// Whether the node agent has network policies enforced.
+    pub policy: bool,
 }
 
 impl Capturing {
@@ -30,15 +32,15 @@ impl Capturing {
     /// # Errors
     /// Code 7, naming key and value.
     pub fn read(value: &Value, overlay: &[IpNet]) -> Result<Option<Self>, Error> {
-        const EXPECTED: &str = "true, false, or an object with \"ranges\", \"services\", \"loadBalancers\", \"nodePorts\", \"exclude\", \"clear\" and \
-             \"accept\"";
+        const EXPECTED: &str = "true, false, or an object with \"ranges\", \"services\", \"loadBalancers\", \"nodePorts\", \"exclude\", \"clear\", \
+             \"accept\" and \"policy\"";
         let object = match value {
             Value::Bool(false) => return Ok(None),
             Value::Bool(true) => &Map::new(),
             Value::Object(object) => object,
             _ => return Err(refused("capture", value, EXPECTED)),
         };
-        let keys = ["ranges", "services", "loadBalancers", "nodePorts", "exclude", "clear", "accept"];
+        let keys = ["ranges", "services", "loadBalancers", "nodePorts", "exclude", "clear", "accept", "policy"];
         refuse_other_keys("capture", object, &keys)?;
         let list = |key: &str| object.get(key).map(|list| prefixes(&format!("capture.{key}"), list)).transpose();
         let opens = match object.get("clear").map(|value| (value.as_str(), value)) {
@@ -54,6 +56,7 @@ impl Capturing {
                 Some(port_range(value).ok_or_else(|| refused("capture.nodePorts", value, NODE_PORTS_EXPECTED))?)
             }
         };
+        let (policy, clear_policy) = object.get("policy").map_or(Ok((false, false)), policy)?;
         let accept = object.get("accept").map_or(Ok(Vec::new()), accepted)?;
         let terms = Terms {
             ranges: list("ranges")?.unwrap_or_else(|| overlay.to_vec()),
@@ -62,8 +65,9 @@ impl Capturing {
             node_ports,
             exclude: list("exclude")?.unwrap_or_default(),
             clear: Clear { opens, accept },
+            clear_policy,
         };
-        Self { terms }.checked(overlay).map(Some)
+        Self { terms, policy }.checked(overlay).map(Some)
     }
 
     fn checked(self, overlay: &[IpNet]) -> Result<Self, Error> {
@@ -162,6 +166,7 @@ impl Capturing {
             sources: [true, false].into_iter().filter_map(first).collect(),
             clear: if refuses { launch::Clear::Deny } else { launch::Clear::Allow },
             answers,
+            policy: self.policy,
             table: state_dir.join(CLUSTER_FOLDER).join("table"),
         }
     }
@@ -169,6 +174,23 @@ impl Capturing {
 
 fn holds(networks: &[IpNet], address: &IpAddr) -> bool {
     networks.iter().any(|network| network.contains(address))
+}
+
+/// Reads whether network policies are enforced in tunnels, and whether they are in clear.
+fn policy(value: &Value) -> Result<(bool, bool), Error> {
+    const EXPECTED: &str = "true, false, or {\"clear\": \"enforce\"}";
+    match value {
+        Value::Bool(is_on) => Ok((*is_on, false)),
+        Value::Object(object) => {
+            refuse_other_keys("capture.policy", object, &["clear"])?;
+            match object.get("clear").map(|value| (value.as_str(), value)) {
+                None | Some((Some("primary"), _)) => Ok((true, false)),
+                Some((Some("enforce"), _)) => Ok((true, true)),
+                Some((_, other)) => Err(refused("capture.policy.clear", other, "\"enforce\" or \"primary\"")),
+            }
+        }
+        _ => Err(refused("capture.policy", value, EXPECTED)),
+    }
 }
 
 /// Reads the list of ports that are open in clear.
@@ -283,6 +305,9 @@ mod tests {
             (json!({"accept": vec![json!({"port": 80}); 65]}), "capture.accept"),
             (json!({"clear": 7}), "capture.clear"),
             (json!({"unknown": "clear"}), "capture.unknown"),
+            (json!({"policy": "enforce"}), "capture.policy"),
+            (json!({"policy": {"clear": true}}), "capture.policy.clear"),
+            (json!({"policy": {"enforce": true}}), "capture.policy.enforce"),
             (json!({"services": ["10.0.0.0/8"]}), "capture.services"),
             (json!({"services": ["10.96.0.0/12", "10.244.0.0/16"]}), "capture.services"),
             (json!({"ranges": ["10.9.0.0/16"]}), "overlay"),
@@ -308,6 +333,17 @@ mod tests {
         let open = Capturing::read(&json!({"ranges": ["10.244.0.0/16"], "accept": [{"port": 9090}]}), &[]);
         let spec = open.unwrap().unwrap().of_pod(&pod, Path::new(STATE_DIR));
         assert_eq!((spec.clear, spec.answers), (launch::Clear::Allow, vec![]), "it lets everything pass");
+    }
+
+    #[test]
+    fn policies_are_enforced_in_tunnels_and_in_clear_too_if_it_is_said() {
+        let read = |policy: Value| {
+            let read = Capturing::read(&json!({"ranges": ["10.244.0.0/16"], "policy": policy}), &[]).unwrap().unwrap();
+            (read.policy, read.terms.clear_policy)
+        };
+        assert_eq!([json!(false), json!(true), json!({})].map(read), [(false, false), (true, false), (true, false)]);
+        assert_eq!(read(json!({"clear": "primary"})), (true, false));
+        assert_eq!(read(json!({"clear": "enforce"})), (true, true));
     }
 
     #[test]

@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 
 use crate::attachment::room::Users;
 use crate::enrolment::Enrolment;
+use crate::programs::INSTANCE;
 use crate::reply::{Error, code};
 use crate::request::checked::{hint, prefixes, refuse_other_keys, refused};
 use crate::request::{self, NetworkConfig};
@@ -418,7 +419,6 @@ const OF_CNI: [&str; 15] = [
 /// Keys of firewall rules (Go Nebula's `firewall.go`).
 const OF_RULES: [&str; 10] =
     ["port", "code", "proto", "host", "group", "groups", "cidr", "local_cidr", "ca_name", "ca_sha"];
-const INSTANCE: &str = "nebula-cni-instance";
 const BIN_DIR: &str = "/opt/cni/bin";
 /// Default of the key `stateDir`.
 pub const STATE_DIR: &str = "/run/nebula-cni";

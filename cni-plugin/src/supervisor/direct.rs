@@ -16,7 +16,7 @@ use super::{
     Known, LAUNCH_OPTION, Launch, StartFailure, Supervisor, TAKE_OVER_OPTION, TOO_MUCH_MEMORY, cgroup, launcher, log,
     read_status,
 };
-use crate::attachment::record::Files;
+use crate::attachment::files::Files;
 
 /// Starts instances as child processes.
 #[derive(Debug)]

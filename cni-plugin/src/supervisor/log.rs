@@ -26,11 +26,14 @@ pub(crate) fn cut(path: &Path) {
     }
 }
 
-/// The last non-empty line of a log; reads only the end of the file.
+/// The last line that is not an ordinary event, or else the last one: the other instance of a pod writes its events to
+/// the same file while this one fails. Reads only the end of the file.
 pub(super) fn last_line(path: &Path) -> Option<String> {
     let tail = tail(path, TAIL)?;
     let text = String::from_utf8_lossy(&tail);
-    text.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
+    let mut lines = text.lines().rev().map(str::trim).filter(|line| !line.is_empty());
+    let is_ordinary = |line: &&str| ORDINARY.iter().any(|level| line.contains(level));
+    lines.clone().find(|line| !is_ordinary(line)).or_else(|| lines.next()).map(str::to_owned)
 }
 
 fn tail(path: &Path, length: u64) -> Option<Vec<u8>> {
@@ -44,6 +47,8 @@ fn tail(path: &Path, length: u64) -> Option<Vec<u8>> {
 
 const KEPT_BYTES: u64 = 64 << 10;
 const TAIL: u64 = 4096;
+/// As in both formats of an instance's log.
+const ORDINARY: [&str; 4] = ["level=INFO", "level=DEBUG", "\"level\":\"info\"", "\"level\":\"debug\""];
 
 #[cfg(test)]
 mod tests {
@@ -58,6 +63,16 @@ mod tests {
         assert_eq!(last_line(&path), None);
         fs::write(&path, format!("{}\nfirst\n  last \n\n", "x".repeat(10_000))).unwrap();
         assert_eq!(last_line(&path).as_deref(), Some("last"));
+    }
+
+    #[test]
+    fn an_ordinary_event_of_another_instance_does_not_hide_why_one_failed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        fs::write(&path, "level=INFO msg=one\nno free port\ntime=x level=INFO msg=two\n").unwrap();
+        assert_eq!(last_line(&path).as_deref(), Some("no free port"));
+        fs::write(&path, "level=INFO msg=one\nlevel=INFO msg=two\n").unwrap();
+        assert_eq!(last_line(&path).as_deref(), Some("level=INFO msg=two"));
     }
 
     #[test]

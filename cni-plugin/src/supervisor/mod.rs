@@ -19,8 +19,10 @@ pub(crate) use dbus::fuzz as fuzz_dbus;
 pub use direct::Direct;
 pub use systemd::Systemd;
 
+use self::kind::Kind;
 use self::process::Process;
-use crate::attachment::record::Files;
+use crate::attachment::files::Files;
+use crate::attachment::record::Record;
 use nebula_cni_contract::clock::{Clock, Deadline};
 use nebula_cni_contract::launch::StartError;
 
@@ -117,6 +119,15 @@ pub trait Supervisor {
 
     /// Why the attachment's instance ended, if the supervisor knows.
     fn why_ended(&self, files: &Files, clock: &dyn Clock) -> Option<String>;
+}
+
+/// Whether process `pid` is an instance of the attachment of `record`. What an instance says of itself proves nothing.
+#[must_use]
+pub fn is_instance(record: &Record, files: &Files, pid: i32) -> bool {
+    match record.supervisor {
+        Kind::Direct => record.processes().into_iter().flatten().any(|one| one.pid == pid && one.is_alive()),
+        Kind::Systemd => systemd::unit_of(files, pid).is_ok_and(|unit| unit.is_some()),
+    }
 }
 
 const TOO_MUCH_MEMORY: &str = "it was ended because it needed more memory than \"memoryLimitMiB\" allows";

@@ -11,7 +11,7 @@ use super::cgroup;
 use super::dbus::{self, Body, Connection, Method, Object, Value};
 use super::process::Process;
 use super::{Known, Launch, StartFailure, Supervisor, TOO_MUCH_MEMORY, read_status};
-use crate::attachment::record::Files;
+use crate::attachment::files::Files;
 
 /// Starts instances as units of the system's systemd.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl Supervisor for Systemd {
         deadline: Deadline,
         started: &mut dyn FnMut(Option<Process>) -> io::Result<()>,
     ) -> Result<(), StartFailure> {
-        let unit = free_unit(launch.files, launch.replaces);
+        let unit = unit_beside(launch.files, launch.replaces).map_err(StartFailure::Spawn)?;
         let spawn = |error: dbus::Error| StartFailure::Spawn(io::Error::other(error));
         let mut manager = Manager::connect(clock, deadline).map_err(spawn)?;
         started(None).map_err(StartFailure::Record)?;
@@ -82,7 +82,7 @@ impl Supervisor for Systemd {
         let spawn = |error: dbus::Error| StartFailure::Spawn(io::Error::other(error));
         let mut manager = Manager::connect(clock, Deadline::after(clock, PROBE)).map_err(spawn)?;
         started(None).map_err(StartFailure::Record)?;
-        let unit = free_unit(launch.files, launch.replaces);
+        let unit = unit_beside(launch.files, launch.replaces).map_err(StartFailure::Spawn)?;
         let _ = manager.call("ResetFailedUnit", &Body::default().text(&unit));
         manager.start(&unit, launch).map(|_| ()).map_err(spawn)
     }
@@ -107,7 +107,7 @@ impl Supervisor for Systemd {
         patience: Duration,
         clock: &dyn Clock,
     ) -> Result<(), String> {
-        let other = free_unit(files, Some(pid));
+        let other = unit_beside(files, Some(pid)).map_err(|error| format!("process {pid}: {error}"))?;
         let deadline = Deadline::after(clock, patience);
         let mut manager =
             Manager::connect(clock, Deadline::after(clock, STOP + patience)).map_err(|error| error.to_string())?;
@@ -145,11 +145,21 @@ impl Supervisor for Systemd {
     }
 }
 
-/// The unit of an attachment that process `pid` is not in.
-fn free_unit(files: &Files, pid: Option<i32>) -> String {
+/// The unit of the attachment in which process `pid` is, if it is in one.
+///
+/// # Errors
+/// Returns an error if there is no such process.
+pub(super) fn unit_of(files: &Files, pid: i32) -> io::Result<Option<String>> {
+    let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+    let is_in = |unit: &String| groups.lines().any(|group| group.ends_with(&format!("/{unit}")));
+    Ok(files.units().into_iter().find(is_in))
+}
+
+/// A unit of the attachment for another instance beside process `pid`.
+fn unit_beside(files: &Files, pid: Option<i32>) -> io::Result<String> {
     let [first, second] = files.units();
-    let groups = pid.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()).unwrap_or_default();
-    if groups.lines().any(|group| group.ends_with(&format!("/{first}"))) { second } else { first }
+    let taken = pid.map(|pid| unit_of(files, pid)).transpose()?.flatten();
+    Ok(if taken.as_ref() == Some(&first) { second } else { first })
 }
 
 /// A connection to systemd, with the deadline of one verb.
@@ -286,8 +296,9 @@ const SERVICE: [(&str, Value<'static>); 11] = [
     ("LimitCORE", Value::U64(0)),
     ("OOMPolicy", Value::Text("stop")),
     ("OOMScoreAdjust", Value::I32(super::OOM_SCORE_ADJUST)),
-    // For the certificate of an instance that is started again, in memory.
-    ("FileDescriptorStoreMax", Value::U32(1)),
+    // For an instance that is started again: its certificate, in memory, and a tun queue and a UDP socket for each of
+    // its `routines`, of which there are at most 256.
+    ("FileDescriptorStoreMax", Value::U32(1 + 2 * 256)),
     // Made by systemd where the operator has none; limits in it are those of all instances together.
     ("Slice", Value::Text(SLICES[0])),
 ];

@@ -1,5 +1,6 @@
 //! ADD: gives a pod its tunnel and passes prevResult on. An attempt that fails is undone before the error is printed.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -13,15 +14,18 @@ use nebula_cni_contract::launch::{
 };
 use nebula_cni_contract::netns::Netns;
 
+use crate::attachment::files::{Files, write_durably};
 use crate::attachment::lock::Lock;
 use crate::attachment::queue::Turn;
-use crate::attachment::record::{self, Files, Found, Record, State};
-use crate::attachment::{released, room, sibling};
+use crate::attachment::record::{self, Found, Record, State};
+use crate::attachment::shared;
+use crate::attachment::{foreign, released, room, sibling};
 use crate::enrolment::{Decision, Knowledge};
 use crate::host::Host;
 use crate::link::capture::PodCapture;
 use crate::link::capture_guard::{CaptureGuard, Terms};
 use crate::link::guard::{self, Guard, Tunnel};
+use crate::programs;
 use crate::reply::{Error, code};
 use crate::request::checked::prefix;
 use crate::request::prev_result::PrevResult;
@@ -291,7 +295,8 @@ impl<'a> Attachment<'a> {
         let Ok(Found::Record(record)) = Record::load(&self.files.record()) else { return None };
         let (supervisor, process, host_route) = (record.supervisor, record.process, record.host_route);
         // Another program may have taken over, and been given up for the one before.
-        let (instance, predecessor) = (record.instance.clone(), record.predecessor);
+        let (instance, predecessor, is_upgrading) = (record.instance.clone(), record.predecessor, record.is_upgrading);
+        let (program, previous) = (record.program.clone(), record.previous.clone());
         let (user, memory_limit, guard) = (record.user, record.memory_limit, record.guard.clone());
         let (restarts, refused, is_being_told) = (record.restarts, record.refused.clone(), record.is_being_told);
         let is_guarded = |guard: &Guard| host.guards.is_in_force(guard).unwrap_or(false);
@@ -304,7 +309,9 @@ impl<'a> Attachment<'a> {
             return None;
         }
         let made = Record { user, memory_limit, guard, restarts, refused, is_being_told, ..self.record(supervisor) };
-        let expected = Record { state: State::Running, process, predecessor, instance, host_route, ..made };
+        let made = Record { program, previous, ..made };
+        let expected =
+            Record { state: State::Running, process, predecessor, is_upgrading, instance, host_route, ..made };
         let is_there = *record == expected
             && host_route.is_some() == renumber
             && host_route.is_none_or(|route| host.routes.is_used(&route))
@@ -313,11 +320,15 @@ impl<'a> Attachment<'a> {
     }
 
     fn attach(&self, settings: &Settings, host: &Host<'_>, deadline: Deadline, mode: Mode) -> Result<Record, Error> {
+        let found = Record::load(&self.files.record()).map_err(|e| self.io("read the record", &e))?;
+        if let Found::Foreign(why) = &found {
+            return Err(foreign::refusal(&self.files.record(), why));
+        }
         let stays_closed = self.stays_closed(mode);
         if stays_closed {
             self.close(host)?;
         }
-        match Record::load(&self.files.record()).map_err(|e| self.io("read the record", &e))? {
+        match found {
             Found::Record(other) if other.key() != self.request.key => {
                 let msg =
                     format!("{} belongs to container {}", self.files.record().display(), other.target.container_id);
@@ -327,6 +338,14 @@ impl<'a> Attachment<'a> {
             // but the search for that takes the longer the more processes the node runs, and a new pod has neither it
             // nor its device.
             Found::Nothing if mode == Mode::NewPod && self.files.have_left_nothing() && !self.has_device(host) => {}
+            Found::Record(other) if stays_closed => {
+                detach_closed(&self.files, host)?;
+                // The rules of the other key close the link by now.
+                if other.guard.is_some() && self.isolated.is_none() {
+                    let failed = |e| self.io("remove the rules of the key isolate", &e);
+                    host.guards.remove(&self.files.guard_tables()).map_err(failed)?;
+                }
+            }
             _ if stays_closed => detach_closed(&self.files, host)?,
             _ => detach(&self.files, host)?,
         }
@@ -338,20 +357,27 @@ impl<'a> Attachment<'a> {
             None if Systemd::answers(host.clock) => Kind::Systemd,
             None => Kind::Direct,
         };
-        let mut record = Record { memory_limit: settings.memory_limit, ..self.record(supervisor) };
+        // One that others may write cannot be kept; it is started where it is, as ever.
+        let program = programs::keep_installed(&self.instance)
+            .inspect_err(|why| {
+                eprintln!("nebula-cni-plugin: the instance starts again with whatever is installed: {why}")
+            })
+            .ok();
+        let mut record = Record { memory_limit: settings.memory_limit, program, ..self.record(supervisor) };
         record.save(&self.files).map_err(|e| self.io("write the record", &e))?;
         self.close(host)?;
         record.user = room::make(&self.files, settings.users).map_err(|e| self.io("make the instance's folder", &e))?;
         let spec = LaunchSpec { user: record.user, ..self.launch_spec(settings) };
         let bytes = serde_json::to_vec(&spec).map_err(|e| self.io("encode the launch contract", &e.into()))?;
-        record::write_durably(&self.files.launch(), &bytes).map_err(|e| self.io("write the launch contract", &e))?;
+        write_durably(&self.files.launch(), &bytes).map_err(|e| self.io("write the launch contract", &e))?;
 
+        let program = record.to_start();
         let mut started = |process| {
             record.process = process;
             if process.is_some() { record.save(&self.files) } else { Ok(()) }
         };
         let launch = Launch {
-            instance: &self.instance,
+            instance: &program,
             files: &self.files,
             netns: &self.request.netns,
             description: &format!("Nebula tunnel of pod {}/{}", self.pod.namespace, self.pod.name),
@@ -408,7 +434,7 @@ impl<'a> Attachment<'a> {
             self.close_link(guard, host)?;
         }
         let Some((_, capture)) = &self.captured else { return Ok(()) };
-        record::make_cluster_folder(&self.files.state_dir())
+        shared::make_cluster_folder(&self.files.state_dir())
             .map_err(|e| self.io("make the folder of the cluster table", &e))?;
         host.captures.install(&self.netns, capture).map_err(|e| {
             let msg =
@@ -459,7 +485,7 @@ impl<'a> Attachment<'a> {
         let mut networks: Vec<IpNet> = settings.overlay.iter().copied().chain(own).collect();
         networks.sort();
         networks.dedup();
-        let _lock = record::lock_shared(&settings.state_dir)?;
+        let _lock = shared::lock_shared(&settings.state_dir)?;
         record.refused = networks;
         record.save(&self.files)?;
         record.refused.iter().try_for_each(|network| host.routes.refuse(*network))
@@ -508,6 +534,8 @@ impl<'a> Attachment<'a> {
             target: self.target(),
             supervisor,
             instance: self.instance.clone(),
+            program: None,
+            previous: None,
             process: None,
             host_route: None,
             refused: Vec::new(),
@@ -515,10 +543,12 @@ impl<'a> Attachment<'a> {
             memory_limit: None,
             restarts: None,
             predecessor: None,
+            is_upgrading: false,
             is_being_told: false,
             guard: self.isolated.as_ref().map(|(_, guard)| guard.clone()),
             capture: self.captured.as_ref().map(|(_, capture)| capture.clone()),
             status_socket: self.files.status_socket(),
+            rest: BTreeMap::new(),
         }
     }
 

@@ -9,8 +9,9 @@
 
 use nebula_cni_contract::clock::Deadline;
 
+use crate::attachment::files::Files;
 use crate::attachment::lock::Lock;
-use crate::attachment::record::{Files, Found, Record, State};
+use crate::attachment::record::{Found, Record, State};
 use crate::host::Host;
 use crate::reply::{Error, code};
 use crate::request::Attach;
@@ -153,6 +154,10 @@ mod tests {
         }
 
         fn harden(&self, _: &Netns, _: &str) {}
+
+        fn remove_tun(&self, _: &Netns, _: &str) -> io::Result<()> {
+            Ok(())
+        }
     }
 
     impl Guards for Node {
@@ -377,6 +382,24 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_of_another_chain_entry_is_captured_before_its_old_attachment_ends() {
+        for before in [json!({}), json!({"isolate": true})] {
+            let (state, node) = (tempfile::tempdir().unwrap(), Node { works: true.into(), ..Node::default() });
+            run(&request(state.path(), &before), false, &host(&node)).unwrap();
+            node.log.borrow_mut().clear();
+            let captured = json!({"capture": {"policy": {"clear": "enforce"}}});
+            run(&request(state.path(), &captured), true, &host(&node)).unwrap();
+            let made = record(state.path()).unwrap();
+            assert!(made.guard.is_none() && made.capture.unwrap().guard.judges_by_policy());
+            // What isolated it goes once the rules of capture are there; here the two are one switch.
+            let is_isolated = before != json!({});
+            let removed = is_isolated.then_some("rules removed");
+            let expected = ["rules installed", "stop"].into_iter().chain(removed).chain(["rules installed", "start"]);
+            assert_eq!(*node.log.borrow(), expected.collect::<Vec<_>>(), "{before}");
+        }
+    }
+
+    #[test]
     fn a_pod_that_is_no_longer_enrolled_is_opened_again() {
         for key in CLOSING {
             let (state, node) = (tempfile::tempdir().unwrap(), Node::default());
@@ -384,6 +407,26 @@ mod tests {
             let other = json!({key: true, "enrol": {"namespaces": ["pay"]}});
             assert_eq!(run(&request(state.path(), &other), false, &host(&node)).unwrap(), Outcome::NotEnrolled);
             assert!(!node.has_rules.get() && record(state.path()).is_none());
+        }
+    }
+
+    #[test]
+    fn a_pod_whose_record_a_newer_program_wrote_is_not_touched() {
+        let (state, node) = (tempfile::tempdir().unwrap(), Node { has_rules: true.into(), ..Node::default() });
+        node.runs.set(true);
+        node.works.set(true);
+        let request = request(state.path(), &json!({"isolate": true}));
+        let path = Files::new(state.path(), &request.key).record();
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        for newer in [r#"{"version":2}"#, r#"{"version":1,"state":"asleep"}"#] {
+            std::fs::write(&path, newer).unwrap();
+            for afresh in [false, true] {
+                let refused = run(&request, afresh, &host(&node)).unwrap_err();
+                assert!(refused.msg.contains("c1-eth0.json cannot be used: it was written by a"), "{refused:?}");
+            }
+            network(state.path(), "net", Depth::Thorough, &host(&node)).unwrap();
+            assert!(node.runs.get() && node.has_rules.get() && node.log.borrow().is_empty(), "{:?}", node.log);
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), newer);
         }
     }
 

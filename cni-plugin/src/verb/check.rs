@@ -8,7 +8,9 @@ use nebula_cni_contract::clock::Deadline;
 use nebula_cni_contract::instance_status::{InstanceState, Status, parse_network};
 use nebula_cni_contract::netns::{Link, Netns};
 
-use crate::attachment::record::{Files, Found, Record, State};
+use crate::attachment::files::Files;
+use crate::attachment::foreign;
+use crate::attachment::record::{Found, Record, State};
 use crate::host::Host;
 use crate::link::capture::PodCapture;
 use crate::link::guard::Guard;
@@ -40,6 +42,7 @@ pub fn run(request: &Attach, host: &Host<'_>) -> Result<(), Error> {
             let msg = format!("container {} has no tunnel on this node", request.key.container_id);
             return Err(Error::new(code::UNKNOWN_CONTAINER, msg).details(NO_RECORD_HELP));
         }
+        Found::Foreign(why) => return Err(foreign::refusal(&files.record(), &why)),
         Found::Garbage(why) => {
             return Err(Error::new(code::IO, format!("the record {} is damaged: {why}", files.record().display())));
         }

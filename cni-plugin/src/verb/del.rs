@@ -1,5 +1,6 @@
 //! DEL: removes an attachment. It is idempotent: whatever is already gone is not an error.
 
+use std::fs::File;
 use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
@@ -7,9 +8,12 @@ use std::time::Duration;
 use nebula_cni_contract::clock::Deadline;
 use nebula_cni_contract::instance_status::Status;
 
+use crate::attachment::files::Files;
+use crate::attachment::foreign;
 use crate::attachment::lock::Lock;
-use crate::attachment::record::{self, Files, Found, Record};
+use crate::attachment::record::{Found, Record};
 use crate::attachment::released;
+use crate::attachment::shared::{self, Others};
 use crate::host::Host;
 use crate::link::host_route::HostRoute;
 use crate::reply::{Error, code};
@@ -79,15 +83,18 @@ fn undo(files: &Files, host: &Host<'_>, reported: &dyn Fn() -> Vec<IpAddr>, rule
             removed = Some(record);
             known
         }
+        Ok(Found::Foreign(why)) => return Err(foreign::refusal(&files.record(), &why)),
         Ok(Found::Nothing | Found::Garbage(_)) | Err(_) => {
             lost = reported();
             routes = lost_routes(files, host, lost.clone());
             (vec![Kind::Direct, Kind::Systemd], Known::Nothing)
         }
     };
+    let device_removed = removed.as_deref().and_then(|record| remove_left_device(files, record, host));
     let stop = |kind: &Kind| host.supervisor(*kind).stop(files, known, host.clock);
     let stopped: Result<Vec<()>, String> = kinds.iter().map(stop).collect();
     let name = format!("container {} interface {}", files.key().container_id, files.key().ifname);
+    drop(device_removed);
     stopped.map_err(|why| {
         Error::new(code::TRY_AGAIN, format!("{name}: the instance does not end: {why}"))
             .details("it still holds the pod's network namespace; end it by hand if this repeats")
@@ -116,7 +123,7 @@ fn undo(files: &Files, host: &Host<'_>, reported: &dyn Fn() -> Vec<IpAddr>, rule
         Error::new(code::IO, format!("{name}: state is left behind")).details(problems.join("; "))
     })?;
     if removed.as_deref().is_none_or(|record| record.capture.is_some())
-        && let Err(error) = record::remove_cluster_folder(&files.state_dir())
+        && let Err(error) = shared::remove_cluster_folder(&files.state_dir())
         && error.kind() != io::ErrorKind::NotFound
     {
         eprintln!("nebula-cni-plugin: {name}: cannot remove the folder of the cluster table: {error}");
@@ -130,10 +137,26 @@ fn undo(files: &Files, host: &Host<'_>, reported: &dyn Fn() -> Vec<IpAddr>, rule
     Ok(())
 }
 
+/// Removes the device of an instance that was killed, if systemd holds it for the next one: removed by its last close,
+/// it would block systemd for some 20 ms. Until the returned file is closed, no instance can start. A living instance
+/// does it itself.
+fn remove_left_device(files: &Files, record: &Record, host: &Host<'_>) -> Option<File> {
+    if record.supervisor != Kind::Systemd {
+        return None;
+    }
+    // An instance holds this lock as long as it lives.
+    let launch = File::open(files.launch()).ok().filter(|launch| launch.try_lock().is_ok())?;
+    let netns = host.namespaces.open(&record.target.netns).ok().filter(|netns| netns.id == record.target.netns_id)?;
+    if let Err(error) = host.links.remove_tun(&netns, &record.target.device) {
+        eprintln!("nebula-cni-plugin: cannot remove the device {}, so systemd does: {error}", record.target.device);
+    }
+    Some(launch)
+}
+
 /// Ends what the record keeps the node from, unless another pod needs it.
 fn end_refusals(files: &Files, record: &Record, host: &Host<'_>) -> io::Result<()> {
-    let _lock = record::lock_shared(&files.state_dir())?;
-    let kept = record::refused_by_others(&files.state_dir(), files.key());
+    let _lock = shared::lock_shared(&files.state_dir())?;
+    let kept = Others::than(&files.state_dir(), files.key()).refused();
     let ended = record.refused.iter().filter(|network| !kept.contains(network));
     ended.copied().try_for_each(|network| host.routes.end_refusal(network))
 }
@@ -143,7 +166,7 @@ fn end_refusals(files: &Files, record: &Record, host: &Host<'_>) -> io::Result<(
 /// comes late.
 fn end_capture(files: &Files, record: Option<&Record>, lost: Vec<IpAddr>, host: &Host<'_>) -> io::Result<()> {
     let unused = |mut addresses: Vec<IpAddr>| {
-        let used = record::captured_by_others(&files.state_dir(), files.key());
+        let used = Others::than(&files.state_dir(), files.key()).captured();
         addresses.retain(|address| !used.contains(address));
         addresses
     };
@@ -176,8 +199,8 @@ fn lost_routes(files: &Files, host: &Host<'_>, mut addresses: Vec<IpAddr>) -> Ve
     addresses.extend(Status::ask(&files.status_socket()).iter().flat_map(Status::addresses));
     let mut routes: Vec<_> = addresses.into_iter().filter_map(|address| host.routes.ours_to(address)).collect();
     if !routes.is_empty() {
-        let kept = record::host_routes(&files.state_dir());
-        routes.retain(|route| kept.iter().all(|kept| kept.destination != route.destination));
+        let kept = Others::than(&files.state_dir(), files.key()).routes();
+        routes.retain(|route| !kept.contains(&route.destination));
     }
     routes
 }
@@ -193,12 +216,12 @@ mod tests {
     use crate::link::capture::SystemCaptures;
     use crate::link::guard::{Guard, Guards};
     use crate::link::host_route::Routes;
-    use crate::link::pod_link::SystemLinks;
+    use crate::link::pod_link::{Links, PodLink, SystemLinks};
     use crate::request::Key;
     use crate::supervisor::direct::Direct;
     use nebula_cni_contract::clock::SystemClock;
     use nebula_cni_contract::labels::Program;
-    use nebula_cni_contract::netns::SystemNamespaces;
+    use nebula_cni_contract::netns::{Namespaces, Netns, SystemNamespaces};
 
     /// Removes no route while `is_broken`.
     struct FakeRoutes {
@@ -307,6 +330,61 @@ mod tests {
         assert!(released::dir(dir.path(), "net").join("c.json").exists());
     }
 
+    /// Has no links; notes which devices are removed.
+    struct FakeLinks(RefCell<Vec<String>>);
+
+    impl Links for FakeLinks {
+        fn of_pod(&self, _: &Netns, _: &str, _: IpAddr) -> Result<PodLink, String> {
+            Err("there is none".into())
+        }
+
+        fn is_there(&self, _: &str, _: u32) -> Result<bool, String> {
+            Ok(false)
+        }
+
+        fn harden(&self, _: &Netns, _: &str) {}
+
+        fn remove_tun(&self, _: &Netns, name: &str) -> io::Result<()> {
+            self.0.borrow_mut().push(name.to_owned());
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_device_of_a_dead_instance_is_removed_before_systemd_closes_it_and_that_of_a_living_one_is_not() {
+        let own = SystemNamespaces.own().unwrap();
+        for (supervisor, id, lives, removed) in [
+            ("systemd", own, false, &["nebula0"][..]),
+            ("systemd", own, true, &[]),
+            ("systemd", (own.0, own.1 + 1), false, &[]),
+            ("direct", own, false, &[]),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let files =
+                Files::new(dir.path(), &Key { network: "net".into(), container_id: "c".into(), ifname: "eth0".into() });
+            files.create_dir().unwrap();
+            let text = format!(
+                r#"{{"version": 1, "state": "running", "network": "net", "container_id": "c", "ifname": "eth0",
+                "netns": "/proc/self/ns/net", "netns_id": [{}, {}], "pod": {{"namespace": "a", "name": "b", "uid": "c"}},
+                "pod_address": "10.0.0.1", "device": "nebula0", "supervisor": "{supervisor}", "instance": "/i",
+                "process": null, "status_socket": "/x"}}"#,
+                id.0, id.1
+            );
+            serde_json::from_str::<Record>(&text).unwrap().save(&files).unwrap();
+            std::fs::write(files.launch(), "{}").unwrap();
+            let instance = File::open(files.launch()).unwrap();
+            if lives {
+                instance.lock().unwrap();
+            }
+            let (direct, guards) = (Direct::new(), FakeGuards::default());
+            let routes = FakeRoutes { is_broken: Cell::new(false), ended: RefCell::default() };
+            let links = FakeLinks(RefCell::default());
+            detach(&files, &Host { links: &links, ..host(&direct, &routes, &guards) }).unwrap();
+            assert_eq!(*links.0.borrow(), removed, "{supervisor} {id:?} {lives}");
+            assert!(!files.record().exists());
+        }
+    }
+
     #[test]
     fn the_node_may_send_to_an_overlay_network_again_once_no_record_refuses_it() {
         let dir = tempfile::tempdir().unwrap();
@@ -332,6 +410,26 @@ mod tests {
         assert_eq!(*routes.ended.borrow(), ["10.43.0.0/16"]);
         detach(&two, &host).unwrap();
         assert_eq!(*routes.ended.borrow(), ["10.43.0.0/16", "10.42.0.0/16"]);
+    }
+
+    #[test]
+    fn a_record_that_a_newer_program_wrote_is_left_for_it_with_all_that_it_stands_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let key = Key { network: "net".into(), container_id: "c".into(), ifname: "eth0".into() };
+        let files = Files::new(dir.path(), &key);
+        files.create_dir().unwrap();
+        let (direct, guards) = (Direct::new(), FakeGuards::default());
+        let routes = FakeRoutes { is_broken: Cell::new(false), ended: RefCell::default() };
+        let host = host(&direct, &routes, &guards);
+        std::fs::write(files.record(), r#"{"version":2,"state":"running"}"#).unwrap();
+        let refused = detach(&files, &host).unwrap_err();
+        assert!(refused.msg.contains("by a newer program (format 2, this one knows 1)"), "{refused:?}");
+        assert!(refused.details.contains("install the release again"), "{refused:?}");
+        assert!(files.record().exists() && guards.removed.borrow().is_empty());
+        // Damage is nobody's: DEL must be able to end.
+        std::fs::write(files.record(), "{").unwrap();
+        detach(&files, &host).unwrap();
+        assert!(!files.record().exists() && !guards.removed.borrow().is_empty());
     }
 
     #[test]

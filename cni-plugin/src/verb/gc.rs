@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use nebula_cni_contract::clock::Deadline;
 
+use crate::attachment::files::Files;
 use crate::attachment::lock::Lock;
-use crate::attachment::record::{self, Files, Found, Record};
+use crate::attachment::record::{self, Found, Record};
 use crate::host::Host;
 use crate::reply::{Error, code};
 use crate::request::Collect;

@@ -12,15 +12,17 @@ use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use nebula_cni_contract::handoff::{self, Hello, MAX_MESSAGE_BYTES, MAX_TOKEN_BYTES, NAME, Receipt, Word};
 use nebula_cni_contract::instance_status::Status;
-use nebula_cni_contract::launch::{self, Flow, LaunchSpec};
+use nebula_cni_contract::launch::{Flow, LaunchSpec};
 use nebula_cni_contract::netns::in_namespace;
 use nix::sys::socket::{getsockopt, sockopt};
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
-use crate::attachment::record::{Files, Found, Record};
+use crate::attachment::files::Files;
+use crate::attachment::record::Record;
 use crate::host::Host;
 use crate::reply::{Error, code};
+use crate::verb::refresh::read_launch;
 
 /// Where this node's pods have their tokens, and which token is for the CA.
 #[derive(Debug, Clone, Copy)]
@@ -40,11 +42,12 @@ pub struct Tokens<'a> {
 /// listens in place of the instance; if it got no certificate in time, code 102 with what the CA says, or code 103
 /// where the CA was not reached.
 pub fn run(files: &Files, tokens: Tokens<'_>, host: &Host<'_>) -> Result<(), Error> {
-    let record = load(files)?;
+    let record = Record::of(files)?;
     let pod = &record.target.pod;
     let named = |code, why: String| Error::new(code, format!("pod {}/{}: {why}", pod.namespace, pod.name));
-    let launch = launch::open(&files.launch()).and_then(|file| Ok(serde_json::from_reader::<_, LaunchSpec>(file)?));
-    let launch = launch.map_err(|error| named(code::IO, format!("cannot read its launch contract: {error}")))?;
+    let unreadable = |why: &dyn std::fmt::Display| named(code::IO, format!("cannot read its launch contract: {why}"));
+    let text = read_launch(&files.launch()).map_err(|error| unreadable(&error))?;
+    let launch = LaunchSpec::parse(&text).map_err(|why| unreadable(&why))?;
     if launch.flow != Flow::Init {
         return Err(named(code::INIT_OVERDUE, "its instance waits for no token of the pod".to_owned()));
     }
@@ -83,17 +86,6 @@ pub fn run(files: &Files, tokens: Tokens<'_>, host: &Host<'_>) -> Result<(), Err
             Err(named(if is_denied { code::IDENTITY_DENIED } else { code::IDENTITY_UNAVAILABLE }, reason))
         }
         Err(error) => Err(unreachable(error)),
-    }
-}
-
-fn load(files: &Files) -> Result<Box<Record>, Error> {
-    match Record::load(&files.record()) {
-        Ok(Found::Record(record)) => Ok(record),
-        Ok(Found::Nothing) => {
-            Err(Error::new(code::UNKNOWN_CONTAINER, format!("no record {}", files.record().display())))
-        }
-        Ok(Found::Garbage(why)) => Err(Error::new(code::IO, format!("record {}: {why}", files.record().display()))),
-        Err(error) => Err(Error::new(code::IO, format!("cannot read {}: {error}", files.record().display()))),
     }
 }
 

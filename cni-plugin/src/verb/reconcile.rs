@@ -3,20 +3,23 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nebula_cni_contract::clock::Deadline;
 
+use crate::attachment::files::{self, Files};
 use crate::attachment::lock::Lock;
-use crate::attachment::record::{self, Files, Found, Record, State};
+use crate::attachment::record::{self, Found, Record, State};
 use crate::attachment::released;
 use crate::host::Host;
 use crate::link::capture::PodCapture;
 use crate::link::guard::Guard;
+use crate::programs;
 use crate::request::is_name;
 use crate::settings::capturing::CLUSTER_FOLDER;
 use crate::supervisor::Launch;
 use crate::verb::del::detach;
+use crate::verb::upgrade;
 
 /// How thorough the reconciliation is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +44,13 @@ pub fn all(state_dir: &Path, host: &Host<'_>) -> Result<(), Vec<String>> {
     let names = entries
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
         .filter(|name| is_name(name) && name != AGENT && name != CLUSTER_FOLDER);
-    joined(names.map(|name| network(state_dir, &name, Depth::Thorough, host)))
+    let done = joined(names.map(|name| network(state_dir, &name, Depth::Thorough, host)));
+    programs::sweep(state_dir, host.plugin_dir.as_deref(), now(host));
+    done
+}
+
+fn now(host: &Host<'_>) -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(host.clock.unix_seconds().try_into().unwrap_or_default())
 }
 
 /// Reconciles one network.
@@ -53,9 +62,8 @@ pub fn network(state_dir: &Path, network: &str, depth: Depth, host: &Host<'_>) -
     let done =
         joined(paths.iter().map(|path| attachment(state_dir, path, depth, host).map_err(|problem| vec![problem])));
     if depth == Depth::Thorough {
-        let now = UNIX_EPOCH + Duration::from_secs(host.clock.unix_seconds().try_into().unwrap_or_default());
-        released::sweep(state_dir, network, now);
-        record::sweep(state_dir, network);
+        released::sweep(state_dir, network, now(host));
+        files::sweep(state_dir, network);
         // What could not be removed is retried by the next run.
         let _ = host.guards.sweep();
         let _ = host.captures.sweep();
@@ -75,7 +83,8 @@ fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> R
         return Ok(());
     };
     let Ok(Found::Record(mut record)) = Record::load(path) else { return Ok(()) };
-    let named = |problem: String| format!("pod {}/{}: {problem}", record.target.pod.namespace, record.target.pod.name);
+    let pod = record.target.pod.clone();
+    let named = |problem: String| format!("pod {}/{}: {problem}", pod.namespace, pod.name);
     if !has_namespace(&record, host) {
         detach(&files, host).map_err(|e| named(e.to_string()))?;
         lock.remove();
@@ -97,6 +106,9 @@ fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> R
             host.namespaces.open(&record.target.netns).and_then(|netns| host.captures.install(&netns, capture));
         installed.map_err(|e| named(format!("cannot capture its traffic: {e}")))?;
     }
+    if record.is_upgrading {
+        upgrade::tidy_up(&mut record, &files, host).map_err(named)?;
+    }
     if record.state == State::Intent || is_well(&record, &files, depth, host) {
         return Ok(());
     }
@@ -109,7 +121,7 @@ fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> R
     for dead in record.processes().into_iter().flatten() {
         dead.stop(host.clock).map_err(named)?;
     }
-    let (instance, netns) = (record.instance.clone(), record.target.netns.clone());
+    let (instance, netns) = (record.to_start(), record.target.netns.clone());
     let description = format!("Nebula tunnel of pod {}/{}", record.target.pod.namespace, record.target.pod.name);
     let launch = Launch {
         instance: &instance,
@@ -130,6 +142,10 @@ fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> R
 
 fn is_well(record: &Record, files: &Files, depth: Depth, host: &Host<'_>) -> bool {
     let supervisor = host.supervisor(record.supervisor);
+    // An upgrade is under way, and its plugin holds the lock; or that plugin was killed.
+    if record.is_upgrading {
+        return false;
+    }
     if record.guard.as_ref().is_some_and(|guard| !is_guarded(guard, host)) {
         return false;
     }

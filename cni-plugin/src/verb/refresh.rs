@@ -14,8 +14,9 @@ use nebula_cni_contract::launch::{self, LaunchSpec, contract_hash};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::attachment::files::{Files, write_durably};
 use crate::attachment::lock::Lock;
-use crate::attachment::record::{self, Files, Found, Record, State};
+use crate::attachment::record::{self, Found, Record, State};
 use crate::host::Host;
 use crate::reply::{Error, code};
 use crate::settings::Settings;
@@ -88,7 +89,7 @@ enum Handed {
     TakenOver,
     /// A verb works on the attachment.
     Busy,
-    /// The instance is of a release that keeps the settings of its start.
+    /// The instance is of a release that keeps the settings of its start, or its contract is of another one.
     Unable,
 }
 
@@ -101,6 +102,10 @@ fn hand_over(files: &Files, settings: &Settings, host: &Host<'_>) -> Result<Hand
     let Some(followed) = Status::ask(&record.status_socket).map_err(said)?.settings else { return Ok(Handed::Unable) };
     let path = files.launch();
     let before = read_launch(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+    if LaunchSpec::parse(&before).is_err() {
+        // In one of another release the key may mean something else.
+        return Ok(Handed::Unable);
+    }
     let mut contract: Value = serde_json::from_slice(&before).map_err(|e| format!("{}: {e}", path.display()))?;
     contract["nebula"] = settings.nebula.clone();
     let after = contract.to_string().into_bytes();
@@ -163,7 +168,7 @@ fn set_mtu(record: &Record, mtu: u32, host: &Host<'_>) -> io::Result<()> {
 /// Keys whose values in the entry are not those that the attachment was made with. `nebula` is not one of them.
 fn differing_keys(record: &Record, launch: &[u8], settings: &Settings) -> Vec<&'static str> {
     // One of another release holds what this one does not know.
-    let Ok(made) = serde_json::from_slice::<LaunchSpec>(launch) else { return Vec::new() };
+    let Ok(made) = LaunchSpec::parse(launch) else { return Vec::new() };
     let capture_differs = match (&settings.capture, &made.capture, &record.capture) {
         (None, None, _) => false,
         (Some(capturing), Some(capture), Some(on_node)) => {
@@ -200,7 +205,8 @@ fn nebula_of(launch: &[u8]) -> Option<Value> {
     Some(contract["nebula"].take())
 }
 
-fn read_launch(path: &Path) -> io::Result<Vec<u8>> {
+/// Reads a launch contract, bounded.
+pub(super) fn read_launch(path: &Path) -> io::Result<Vec<u8>> {
     use std::io::Read as _;
     let mut text = Vec::new();
     launch::open(path)?.take(MAX_LAUNCH_BYTES).read_to_end(&mut text)?;
@@ -213,7 +219,7 @@ fn read_launch(path: &Path) -> io::Result<Vec<u8>> {
 fn replace(path: &Path, text: &[u8]) -> Result<(), String> {
     let copy = launch::copy_of(path);
     let failed = |path: &Path, e: io::Error| format!("cannot write {}: {e}", path.display());
-    record::write_durably(&copy, text).map_err(|e| failed(&copy, e))?;
+    write_durably(&copy, text).map_err(|e| failed(&copy, e))?;
     overwrite(path, text).map_err(|e| failed(path, e))?;
     std::fs::remove_file(&copy).map_err(|e| format!("cannot remove {}: {e}", copy.display()))
 }

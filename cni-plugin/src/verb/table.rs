@@ -8,7 +8,7 @@ use nebula_cni_contract::cluster_table::contents::Contents;
 use nebula_cni_contract::cluster_table::{self, Layout, MAX_BYTES};
 use nebula_cni_contract::launch::CLUSTER_TABLE;
 
-use crate::attachment::record;
+use crate::attachment::files::replace_durably;
 
 /// How it is called.
 pub const USAGE: &str = "table show [--json] [FILE], or table write FILE with JSON as show prints it on standard input";
@@ -108,7 +108,7 @@ fn write(path: &Path, input: impl Read) -> Result<String, Error> {
         return Err(Error::OldVersion { path: path.to_owned(), present, version: contents.version });
     }
     // Instances read it as users of their own.
-    record::replace_durably(path, &contents.to_table(), 0o644).map_err(failed)?;
+    replace_durably(path, &contents.to_table(), 0o644).map_err(failed)?;
     Ok(format!("{}: version {}\n", path.display(), contents.version))
 }
 

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::{env, fs, process};
 
 use nebula_cni_contract::clock::SystemClock;
-use nebula_cni_plugin::attachment::record::{Files, Found, Record};
+use nebula_cni_plugin::attachment::files::Files;
+use nebula_cni_plugin::attachment::record::{Found, Record};
 use nebula_cni_plugin::request::Key;
 use nebula_cni_plugin::supervisor::process::{Process, with_arguments};
 use nebula_cni_plugin::supervisor::{Direct, Supervisor};

@@ -9,7 +9,7 @@ use std::thread::{Builder, sleep};
 use std::time::Duration;
 
 use nebula_linux::errno;
-use nix::sys::socket::{MsgFlags, getsockopt, recv, sockopt};
+use nix::sys::socket::{Backlog, MsgFlags, getsockopt, recv, sockopt};
 use zeroize::Zeroizing;
 
 use crate::handoff::{self, Delivery, Hello, MAX_REASON_BYTES, MAX_TOKEN_BYTES, Receipt, Word};
@@ -28,12 +28,23 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
+    stage: Stage,
     clients: Vec<Client>,
     /// Number of the latest client.
     last: u64,
     /// Number of the client whose token [`HandoffServer::token`] returned last.
     asked: u64,
     delivery: Option<Delivery>,
+}
+
+/// How far the serving thread is.
+#[derive(Default, PartialEq, Eq)]
+enum Stage {
+    /// Another process may serve the listener.
+    #[default]
+    Waiting,
+    Begun,
+    Listening,
 }
 
 struct Client {
@@ -52,22 +63,32 @@ struct Client {
 pub(crate) struct Nobody;
 
 impl HandoffServer {
-    /// Serves the clients of a listener, see [`listen`]. The serving thread calls `confine` first.
+    /// Prepares to serve the clients of a listener, see [`listen`]. The serving thread calls `confine` once it listens.
     ///
     /// # Errors
     /// Returns an error if the thread cannot be started.
-    pub(crate) fn start(
+    pub(crate) fn prepare(
         listener: UnixListener,
         confine: impl FnOnce() -> io::Result<()> + Send + 'static,
     ) -> io::Result<Self> {
         let server = Self { shared: Arc::default() };
         let shared = Arc::clone(&server.shared);
-        let accept = move || match confine() {
+        let serve = move || match take_over(&listener, &shared).and_then(|()| confine()) {
             Ok(()) => accept_all(&listener, &shared),
             Err(error) => tracing::error!(%error, "Nobody serves the pod's init container"),
         };
-        Builder::new().name("handoff".to_owned()).stack_size(STACK_BYTES).spawn(accept)?;
+        Builder::new().name("handoff".to_owned()).stack_size(STACK_BYTES).spawn(serve)?;
         Ok(server)
+    }
+
+    /// Begins to serve, in place of any process that has served the same listener.
+    pub(crate) fn begin(&self) {
+        let mut state = self.shared.state();
+        state.stage = Stage::Begun;
+        self.shared.changed.notify_all();
+        // Where the thread has failed nobody listens, which it has said.
+        let is_begun = |state: &mut State| state.stage == Stage::Begun;
+        drop(self.shared.changed.wait_timeout_while(state, LISTENS_WITHIN, is_begun));
     }
 
     /// A waiting token, preferably of the user and then of the client whose tokens were used least. `round` lists the
@@ -129,6 +150,17 @@ pub(crate) fn listen(name: &str) -> io::Result<UnixListener> {
         }
         sleep(BIND_INTERVAL);
     }
+}
+
+/// Waits until the server begins, and makes this process the one that listens: the kernel tells clients which process
+/// was the last to do so, and the plugin compares that with the process of the instance.
+fn take_over(listener: &UnixListener, shared: &Shared) -> io::Result<()> {
+    let is_waiting = |state: &mut State| state.stage == Stage::Waiting;
+    drop(shared.changed.wait_while(shared.state(), is_waiting));
+    let listens = Backlog::new(MAX_WAITING).and_then(|backlog| nix::sys::socket::listen(listener, backlog));
+    shared.state().stage = Stage::Listening;
+    shared.changed.notify_all();
+    Ok(listens?)
 }
 
 fn accept_all(listener: &UnixListener, shared: &Arc<Shared>) {
@@ -238,10 +270,20 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_BIND_TRIES: u32 = 20;
 const BIND_INTERVAL: Duration = Duration::from_millis(100);
 const STACK_BYTES: usize = 128 << 10;
+const LISTENS_WITHIN: Duration = Duration::from_secs(1);
+// As std does.
+const MAX_WAITING: i32 = 128;
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// A server at this name that has begun.
+    pub(crate) fn serve(name: &str) -> HandoffServer {
+        let server = HandoffServer::prepare(listen(name).unwrap(), || Ok(())).unwrap();
+        server.begin();
+        server
+    }
 
     fn delivery(certificate: &str) -> Delivery {
         Delivery { certificate: certificate.to_owned(), ca: "a".to_owned() }
@@ -287,7 +329,7 @@ mod tests {
     #[test]
     fn the_name_is_taken_once_and_the_first_holds_it() {
         let name = name("once");
-        let _server = HandoffServer::start(listen(&name).unwrap(), || Ok(())).unwrap();
+        let _server = serve(&name);
         assert_eq!(
             UnixListener::bind_addr(&handoff::address(&name).unwrap()).unwrap_err().kind(),
             io::ErrorKind::AddrInUse
@@ -295,9 +337,24 @@ mod tests {
     }
 
     #[test]
+    fn a_server_that_was_prepared_takes_no_client_before_it_begins() {
+        let name = name("two");
+        let listener = listen(&name).unwrap();
+        let next_server = HandoffServer::prepare(listener.try_clone().unwrap(), || Ok(())).unwrap();
+        let mut client = come(&name, "early");
+        sleep(Duration::from_millis(100));
+        assert!(next_server.token(&mut Vec::new()).is_err());
+        next_server.begin();
+        assert!(next_server.shared.state().stage == Stage::Listening);
+        assert_eq!(next(&next_server, &mut Vec::new()), "early");
+        next_server.deliver(delivery("c"));
+        assert_eq!(take(&mut client), "c");
+    }
+
+    #[test]
     fn a_reason_goes_to_the_client_it_is_about_and_the_certificate_to_all() {
         let name = name("all");
-        let server = HandoffServer::start(listen(&name).unwrap(), || Ok(())).unwrap();
+        let server = serve(&name);
         let mut stranger = come(&name, "guessed");
         let mut round = Vec::new();
         assert_eq!(next(&server, &mut round), "guessed");
@@ -313,7 +370,7 @@ mod tests {
     #[test]
     fn a_certificate_that_was_not_taken_waits_and_a_renewed_one_takes_its_place() {
         let name = name("again");
-        let server = HandoffServer::start(listen(&name).unwrap(), || Ok(())).unwrap();
+        let server = serve(&name);
         let mut init = come(&name, "genuine");
         next(&server, &mut Vec::new());
         server.deliver(delivery("first"));
@@ -327,7 +384,7 @@ mod tests {
     #[test]
     fn garbage_and_too_many_of_one_user_are_sent_away() {
         let name = name("garbage");
-        let server = HandoffServer::start(listen(&name).unwrap(), || Ok(())).unwrap();
+        let server = serve(&name);
         let mut odd = UnixStream::connect_addr(&handoff::address(&name).unwrap()).unwrap();
         odd.write_all(b"GET /token HTTP/1.1\r\n\r\n").unwrap();
         assert!(hear(&mut BufReader::new(odd)).is_none());

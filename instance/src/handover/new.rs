@@ -106,7 +106,11 @@ impl Takeover {
             return Err(Error::Foreign);
         }
         // The kernel knows only who made the listener, which may be an instance long ago.
-        let old = OldProcess::with_pid(pid)?;
+        let old = match OldProcess::with_pid(pid) {
+            // Its last threads hold the listener for a moment.
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(None),
+            old => old?,
+        };
         let files = [memory_file()?, memory_file()?];
         channel.send((GREETING, 0), env!("CARGO_PKG_VERSION"), &files.each_ref().map(|file| (STATE, file.as_fd())))?;
         Ok(Some(Self { channel, old, new: New::default(), offered: None }))
@@ -193,10 +197,13 @@ impl Committed {
         (self, state)
     }
 
-    /// Tells the old process that this one serves.
+    /// Tells the old process that this one serves, once it has served for a moment: if the first packets end it, the
+    /// old one takes over again, with what it knew.
     pub(crate) fn confirm(&self) {
         if let Some(number) = self.confirmation {
-            // The old one may be dead by now.
+            // Nothing is to come but the end of the old process.
+            let _ = self.channel.receive(Some(SERVES_FOR));
+            // It may be dead by now.
             let _ = self.channel.send((CONFIRM, number), "", &[]);
         }
     }
@@ -231,7 +238,9 @@ fn word(letter: &Letter) -> Option<ToNew> {
     }
 }
 
-// It answers who asked for the upgrade, and has nothing else to do.
+/// Data threads start and receive within it, and an upgrade takes longer anyway.
+const SERVES_FOR: Duration = Duration::from_millis(100);
+/// It answers who asked for the upgrade, and has nothing else to do.
 const ENDS_WITHIN: Duration = Duration::from_secs(2);
 
 /// Says that standard input is one end of a channel.
@@ -246,3 +255,67 @@ pub(crate) const WITHDRAW: &str = "withdraw";
 pub(crate) const READY: &str = "ready";
 pub(crate) const REFUSE: &str = "refuse";
 pub(crate) const CONFIRM: &str = "confirm";
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::thread;
+
+    use super::*;
+    use crate::handover::old::{Ended, Failure, Offer, Process};
+
+    /// The recorded offer of the first release.
+    const OFFER: &[u8] = include_bytes!("../../../tests/vectors/handover/version-1.0");
+    /// Where its versions are: behind the first field, of 15 bytes.
+    const MAJOR: usize = 18;
+
+    struct Node;
+
+    impl Process for Node {
+        fn stop(&mut self) -> Result<State, Failure> {
+            Ok(State::decode(OFFER).unwrap())
+        }
+
+        fn end_new(&mut self) {}
+    }
+
+    /// Has a process offer this to another one, which also says a word that only a later release knows. Returns what
+    /// the old one and the new one end with.
+    fn hand_over(offer: &[u8]) -> (Result<Ended, Failure>, Result<Committed, Error>) {
+        let (ours, theirs) = Channel::pair().unwrap();
+        let mut state = memory_file().unwrap();
+        state.write_all(offer).unwrap();
+        let old = thread::spawn(move || {
+            let committed = memory_file().unwrap();
+            Offer { channel: &ours, files: &[], state: &state, committed }.make(&mut Node)
+        });
+        let old_process = OldProcess::with_pid(std::process::id().try_into().unwrap()).unwrap();
+        let mut new = Takeover { channel: Channel::of(theirs), old: old_process, new: New::default(), offered: None };
+        new.channel.send(("of_next_year", 1), "", &[]).unwrap();
+        let taken = new.offer().map(drop).and_then(|()| new.commit()).inspect(Committed::confirm);
+        (old.join().unwrap(), taken)
+    }
+
+    #[test]
+    fn an_offer_of_the_release_before_or_after_is_taken_over() {
+        let mut later = OFFER.to_vec();
+        // A field that only that release knows.
+        later.extend([0x28, 7]);
+        for offer in [OFFER, &later] {
+            let (old, new) = hand_over(offer);
+            assert!(matches!(old, Ok(Ended::TookOver { version }) if version == env!("CARGO_PKG_VERSION")));
+            assert!(new.unwrap().take_state().1.is_some());
+        }
+    }
+
+    #[test]
+    fn an_offer_that_is_too_new_is_refused_with_a_sentence_and_the_old_process_goes_on() {
+        let mut newer = OFFER.to_vec();
+        assert_eq!(newer[MAJOR - 1..=MAJOR], [0x10, 1]);
+        newer[MAJOR] = 2;
+        let (old, new) = hand_over(&newer);
+        let Err(Failure::Refused(why)) = old else { panic!("it did not go on") };
+        assert!(why.contains("has version 2, and this release understands version 1 only"), "{why}");
+        assert!(new.is_err());
+    }
+}

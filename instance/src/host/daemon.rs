@@ -34,7 +34,7 @@ use crate::host::housekeeping::Housekeeping;
 use crate::host::link_repair::{DeviceGone, LinkRepair};
 use crate::host::reload::{Link, Reloader};
 use crate::host::rivals;
-use crate::host::stored::{Device, Stored};
+use crate::host::stored::Stored;
 use crate::host::subnets::Subnets;
 use crate::host::system_routes::{self, Overlay};
 use crate::host::unmet::Unmet;
@@ -43,6 +43,7 @@ use crate::metrics::{Handshakes, Metrics, Repairs};
 use crate::overlay::idle;
 use crate::overlay::lan;
 use crate::overlay::link::{self, OverlayLink};
+use crate::overlay::stored_tun::OpenTun;
 
 /// What earlier processes left.
 #[derive(Debug)]
@@ -237,7 +238,7 @@ fn open(
         apply_mark(&controls, settings.listen.so_mark);
     }
     let bound = sockets.first().map_or(Ok(listen), UdpSocket::local_addr).map_err(udp)?;
-    let has_leftovers = tun.as_ref().is_some_and(Device::has_leftovers);
+    let has_leftovers = tun.as_ref().is_some_and(OpenTun::has_leftovers);
     let tun = tun.map(|device| device.tun);
     let device = tun.as_ref().map_or("disabled", Tun::name).to_owned();
     let link = tun.is_some().then(|| OverlayLink::new(&device, &settings.tun, pki.identity.networks().to_vec()));
@@ -254,6 +255,7 @@ fn open(
         }
         link.configure(&Namespace::Own).map_err(failed)?;
     }
+    let left = stored.state();
     let kept = stored.keep(tun.as_ref(), &sockets, listen).map_err(udp)?;
     let name = instance_name(settings, &device);
     let (control, files) = ControlSockets::open(&settings.operation, name, user.clone(), unmet);
@@ -269,7 +271,7 @@ fn open(
     // The file was checked when it was read, and names in it are looked up later.
     options.check_config = false;
     let (committed, state) = committed.map(Committed::take_state).unzip();
-    let driver = match state.flatten() {
+    let driver = match state.flatten().or(left) {
         Some(state) => Driver::take_over(config, tun, sockets, options, state),
         None => Driver::start(config, tun, sockets, options),
     };
@@ -301,7 +303,7 @@ fn open_files(
     settings: &Settings,
     listen: SocketAddr,
     stored: &mut Stored,
-) -> Result<(Option<Device>, Vec<UdpSocket>), Error> {
+) -> Result<(Option<OpenTun>, Vec<UdpSocket>), Error> {
     let tun = if settings.tun.disabled {
         None
     } else {

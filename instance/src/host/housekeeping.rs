@@ -14,6 +14,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::host::control::{ControlService, ControlSockets};
 use crate::host::file_watch::FileWatch;
+use crate::host::left_state;
 use crate::host::link_repair::{DeviceGone, LinkRepair};
 use crate::host::reload::Reloader;
 use crate::host::unmet;
@@ -65,6 +66,7 @@ impl Housekeeping {
                 if signal != Signal::SIGHUP {
                     tracing::info!(signal = go_name(signal), "Caught signal, shutting down");
                     self.service.upgrade.give_up();
+                    left_state::leave(&self.handle);
                     self.handle.stop();
                     return Ok(());
                 }

@@ -9,6 +9,7 @@ mod dns;
 pub mod documents;
 mod file_watch;
 mod housekeeping;
+mod left_state;
 mod link_repair;
 mod listener_slot;
 mod reload;

@@ -11,6 +11,8 @@ pub(crate) struct Request {
     pub(crate) method: String,
     /// Without the query string.
     pub(crate) path: String,
+    /// The query string; empty if there is none.
+    pub(crate) query: String,
 }
 
 /// What a client sent before it stopped.
@@ -55,9 +57,9 @@ pub(crate) fn read_request<S: TimeoutStream>(stream: &S, timeout: Duration, max_
         let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
         let mut request = httparse::Request::new(&mut headers);
         let Ok(parsed) = request.parse(&head) else { return Ok(Received::Malformed) };
-        request_line = request.method.zip(request.path).map(|(method, target)| Request {
-            method: method.to_owned(),
-            path: target.split('?').next().unwrap_or_default().to_owned(),
+        request_line = request.method.zip(request.path).map(|(method, target)| {
+            let (path, query) = target.split_once('?').unwrap_or((target, ""));
+            Request { method: method.to_owned(), path: path.to_owned(), query: query.to_owned() }
         });
         if parsed.is_complete() {
             return Ok(request_line.map_or(Received::Malformed, Received::Complete));
@@ -98,13 +100,14 @@ mod tests {
     }
 
     fn request(method: &str, path: &str) -> Request {
-        Request { method: method.to_owned(), path: path.to_owned() }
+        let (path, query) = path.split_once('?').unwrap_or((path, ""));
+        Request { method: method.to_owned(), path: path.to_owned(), query: query.to_owned() }
     }
 
     #[test]
     fn a_request_is_read_to_the_end_of_its_head() {
         let whole = received(b"GET /metrics?x=1 HTTP/1.1\r\nHost: h\r\n\r\nbody").unwrap();
-        assert_eq!(whole, Received::Complete(request("GET", "/metrics")));
+        assert_eq!(whole, Received::Complete(request("GET", "/metrics?x=1")));
         let cut = received(b"GET / HTTP/1.1\r\nHost: ").unwrap();
         assert_eq!(cut, Received::Incomplete(Some(request("GET", "/"))));
         assert_eq!(received(b"GE").unwrap(), Received::Incomplete(None));

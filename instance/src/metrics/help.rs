@@ -1,7 +1,7 @@
 //! What each metric says, for the page that Prometheus reads.
 
 /// The text for a metric, by its name without namespace and subsystem.
-pub(super) fn of(name: &str) -> &'static str {
+pub(crate) fn of(name: &str) -> &'static str {
     let known = HELP.iter().find(|(known, _)| *known == name).map(|(_, help)| *help);
     known.or_else(|| of_socket(name)).unwrap_or_default()
 }

@@ -5,7 +5,7 @@
 
 mod graphite;
 mod handshakes;
-mod help;
+pub(crate) mod help;
 mod prometheus;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,6 +23,7 @@ use nebula_linux::clock;
 use crate::host::unmet::Unmet;
 
 pub(crate) use handshakes::Handshakes;
+pub(crate) use prometheus::escaped;
 
 /// Where the numbers come from.
 #[derive(Debug)]

@@ -87,7 +87,7 @@ fn answer(stream: &TcpStream, place: &Place, path: &str, text: impl FnOnce() -> 
     let received = http::read_request(stream, READ_TIMEOUT, MAX_HEAD_BYTES)?;
     place.has_asked();
     let (status, body, has_body) = match received {
-        Received::Complete(Request { method, path: asked }) => match (method.as_str(), asked == path) {
+        Received::Complete(Request { method, path: asked, .. }) => match (method.as_str(), asked == path) {
             ("GET" | "HEAD", true) => ("200 OK", text(), method == "GET"),
             ("GET" | "HEAD", false) => ("404 Not Found", "404 page not found\n".to_owned(), method == "GET"),
             _ => ("405 Method Not Allowed", String::new(), false),
@@ -221,7 +221,7 @@ fn of(tunnel: &TunnelStatus) -> String {
 }
 
 /// Escapes the characters that a label must not contain.
-fn escaped(label: &str) -> String {
+pub(crate) fn escaped(label: &str) -> String {
     label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 

@@ -4,3 +4,4 @@ pub(crate) mod idle;
 pub(crate) mod lan;
 mod leftovers;
 pub mod link;
+pub(crate) mod stored_tun;

@@ -1,14 +1,11 @@
 //! One pod's data path: the tun device, the sockets and the driver that joins them, closed until there is a
 //! certificate.
 
-use std::io::{self, IoSlice};
-use std::net::IpAddr;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::net::UnixDatagram;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread::sleep;
-use std::time::Duration;
 
 use ipnet::IpNet;
 use nebula_cert::{CaPool, Identity};
@@ -18,16 +15,18 @@ use nebula_config::log::events;
 use nebula_config::names::{self, NameWatch};
 use nebula_config::{Settings, StaticHosts};
 use nebula_core::firewall::Policy;
-use nebula_core::handover;
 use nebula_core::io::{Driver, Handle, Options, Tun, UdpSocket};
+use nebula_core::{Config, handover};
 use nebula_linux::errno;
 use nebula_linux::netns::{Namespace, NamespaceExecutor};
-use nebula_linux::rtnetlink::{Kernel, MAIN_TABLE};
-use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
+use nebula_linux::rtnetlink::MAIN_TABLE;
+use nebula_linux::store::Store;
 
 use crate::overlay::idle;
-use crate::overlay::link::{self, LinkRoute, OverlayLink, interface_index};
-use crate::pod::capture::{self, ClusterDirectory, Equipment};
+use crate::overlay::link::{self, LinkRoute, OverlayLink};
+use crate::overlay::stored_tun::OpenTun;
+use crate::pod::capture::{self, ClusterDirectory, Equipment, VerdictCounters};
+use crate::pod::device::PodDevice;
 use crate::pod::error::Error;
 
 /// Owns the device, the sockets and the driver of a pod.
@@ -42,6 +41,19 @@ pub(crate) struct DataPath {
     state: State,
     /// `None` once it has been removed.
     device: Option<PodDevice>,
+}
+
+/// Makes the configuration of a running node what `new` says. What the node has from elsewhere stays: credentials, the
+/// addresses of hosts, the cluster's directory and policies; and, if the path is closed, the rules that close it.
+pub(crate) fn reload(config: &mut Config, new: &Settings, advertise: Option<Vec<SocketAddr>>, is_open: bool) {
+    let rules = config.firewall.clone();
+    new.apply(config);
+    if !is_open {
+        config.firewall = rules;
+    }
+    if let Some(advertise) = advertise {
+        config.lighthouse.advertise = advertise;
+    }
 }
 
 /// Networks of the overlay in whose family there is no own address.
@@ -70,11 +82,13 @@ struct Captured {
     equipment: Option<Equipment>,
     /// What the cluster table says now.
     directory: Arc<ClusterDirectory>,
+    /// What network policies said about its flows.
+    verdicts: Arc<VerdictCounters>,
 }
 
-/// A device that exists, or will once the instance before this one has stopped.
+/// A device that this instance has, or will once the previous instance has stopped.
 enum Device {
-    Created(Tun),
+    Open(OpenTun),
     /// All queues. Until it stops, nothing is changed about the device.
     Inherited(Vec<OwnedFd>),
 }
@@ -83,7 +97,7 @@ impl Device {
     /// Duplicates the descriptors.
     fn queues(&self) -> io::Result<Vec<OwnedFd>> {
         match self {
-            Self::Created(tun) => tun.queues().map(|queue| queue.try_clone_to_owned()).collect(),
+            Self::Open(open) => open.tun.queues().map(|queue| queue.try_clone_to_owned()).collect(),
             Self::Inherited(queues) => queues.iter().map(OwnedFd::try_clone).collect(),
         }
     }
@@ -100,20 +114,20 @@ enum State {
 }
 
 impl DataPath {
-    /// Creates the device, which nobody reads yet, and routes the overlay to it; or goes on with the device whose
-    /// queues are `inherited`, once that is opened.
+    /// Creates the device, which nobody reads yet, and routes the overlay to it, or goes on with that of the store; or
+    /// with the device whose queues are `inherited`, once the path is opened.
     pub(crate) fn new(
         place: Place,
         spec: &LaunchSpec,
         settings: &Settings,
         underlay: (Vec<UdpSocket>, u16),
-        directory: Option<Arc<ClusterDirectory>>,
-        inherited: Option<Vec<OwnedFd>>,
+        known: Option<(Arc<ClusterDirectory>, Arc<VerdictCounters>)>,
+        (inherited, store): (Option<Vec<OwnedFd>>, &mut Store),
     ) -> Result<Self, Error> {
-        let captured = directory.map(|directory| {
+        let captured = known.map(|(directory, verdicts)| {
             // Who inherits knows the connections.
             let equipment = Some(Equipment::collect(spec, &place.pod, inherited.is_none())?);
-            Ok(Captured { routes: capture::routes(spec), equipment, directory })
+            Ok(Captured { routes: capture::routes(spec), equipment, directory, verdicts })
         });
         let captured: Option<Captured> = captured.transpose()?;
         if captured.is_none() {
@@ -123,19 +137,17 @@ impl DataPath {
         }
         // By its bare name: its directory is the current one.
         let heir = spec.device_socket().file_name().map(PathBuf::from).unwrap_or_default();
-        let is_new = inherited.is_none();
+        let is_own = inherited.is_none();
         let (tun, device) = match inherited {
-            None => place.create_tun(settings, heir)?,
+            None => place.open_tun(settings, heir, store)?,
             Some(queues) => place.check_tun(queues, settings, heir)?,
         };
-        let to_device =
-            |network: &IpNet| LinkRoute { network: *network, mtu: None, metric: 0, source: None, table: MAIN_TABLE };
         let routes = match &captured {
             Some(captured) => captured.routes.clone(),
             None => spec.overlay.iter().map(to_device).collect(),
         };
         let link = OverlayLink { routes, ..OverlayLink::new(&place.device, &settings.tun, Vec::new()) };
-        if is_new {
+        if is_own {
             link.configure(&place.pod).map_err(link_failed)?;
         }
         let (sockets, port) = underlay;
@@ -171,7 +183,7 @@ impl DataPath {
         Ok((tun.queues()?, sockets.collect::<io::Result<_>>()?))
     }
 
-    /// Opens the path with the first certificate, and with what the instance before this one handed over, if it did.
+    /// Opens the path with the first certificate, and with what the previous instance handed over, if it did.
     /// `ended` receives the driver's result.
     pub(crate) fn open(
         &mut self,
@@ -194,21 +206,30 @@ impl DataPath {
             tracing::warn!(%network, "the pod has no address in this overlay network, which it cannot reach");
         }
         link.routes.extend(self.captured.iter().flat_map(|captured| captured.routes.iter().cloned()));
+        // What the device of a former instance may have. Routes to networks without an own address are withdrawn below.
+        let mut complete = link.clone();
+        complete.routes.extend(self.overlay.iter().map(to_device));
         let node = self.node_address;
         let (wanted, routines, offloads) = (self.place.device.clone(), settings.routines, settings.tun.offloads);
         let configured = hand.run("overlay-link", {
             move || {
-                let tun = match tun {
-                    Device::Created(tun) => tun,
+                let (has_leftovers, tun) = match tun {
+                    Device::Open(open) => (open.has_leftovers(), open.tun),
                     Device::Inherited(queues) => {
-                        Tun::adopt(queues, &wanted, routines, offloads).map_err(|source| link::Error::Refused {
+                        let tun = Tun::adopt(queues, &wanted, routines, offloads);
+                        let refused = |source| link::Error::Refused {
                             device: wanted.clone(),
                             what: "go on with its queues".to_owned(),
                             source,
-                        })?
+                        };
+                        (false, tun.map_err(refused)?)
                     }
                 };
-                link::guard_here(&on_device).and_then(|()| link.configure_here())?;
+                link::guard_here(&on_device)?;
+                if has_leftovers {
+                    complete.remove_leftovers_here()?;
+                }
+                link.configure_here()?;
                 // Without an address there the kernel would send packets with one that no peer accepts.
                 link.withdraw_here(&bare)?;
                 answer_the_node(node, &on_device);
@@ -230,7 +251,8 @@ impl DataPath {
         if let Some(captured) = &mut self.captured
             && let Some(equipment) = captured.equipment.take()
         {
-            equipment.hand_over(&mut config, &mut options, Arc::clone(&captured.directory));
+            let known = (Arc::clone(&captured.directory), Arc::clone(&captured.verdicts));
+            equipment.hand_over(&mut config, &mut options, known);
         }
         let start = move || match handed_over {
             Some(state) => Driver::take_over(config, Some(tun), sockets, options, state),
@@ -275,8 +297,9 @@ impl DataPath {
     pub(crate) fn set_directory(&mut self, directory: Arc<ClusterDirectory>) {
         let Some(captured) = &mut self.captured else { return };
         captured.directory = Arc::clone(&directory);
+        let verdicts = Arc::clone(&captured.verdicts);
         if let Some(handle) = self.handle() {
-            handle.reconfigure(move |config| capture::replace(config, directory));
+            handle.reconfigure(move |config| capture::replace(config, directory, verdicts));
         }
     }
 
@@ -306,18 +329,8 @@ impl DataPath {
         self.set_lighthouses(new);
         let Some(handle) = self.handle() else { return };
         let advertise = (old.advertise != new.advertise).then(|| names::resolve_once(&new.advertise));
-        let (settings, port) = (new.clone(), self.port);
-        handle.reconfigure(move |config| {
-            let (identity, trust) = (config.identity.clone(), config.trust.clone());
-            let before = std::mem::replace(config, settings.to_config(identity, trust, port, Vec::new()));
-            config.static_hosts = before.static_hosts;
-            config.lighthouse.advertise = advertise.unwrap_or(before.lighthouse.advertise);
-            config.subnets = before.subnets;
-            config.capture = before.capture;
-            if !is_open {
-                config.firewall = before.firewall;
-            }
-        });
+        let new = new.clone();
+        handle.reconfigure(move |config| reload(config, &new, advertise, is_open));
     }
 
     /// Blocks all traffic. The device and its routes stay, so that nothing meant for the overlay leaves in the clear.
@@ -351,20 +364,20 @@ impl DataPath {
     /// Removes the device from the pod, once everything has ended.
     pub(crate) fn remove_device(&mut self) {
         if let Some(Err(error)) = self.device.take().map(PodDevice::remove) {
-            tracing::debug!(%error, "Nobody else closes the tun device");
+            tracing::debug!(%error, "The tun device may still be there");
         }
     }
 }
 
 impl Place {
-    fn create_tun(&self, settings: &Settings, heir: PathBuf) -> Result<(Device, PodDevice), Error> {
+    fn open_tun(&self, settings: &Settings, heir: PathBuf, store: &mut Store) -> Result<(Device, PodDevice), Error> {
         let what = || format!("cannot create the tun device {} in the pod", self.device);
-        let created = self.pod.run("tun", || {
-            let tun = Tun::create(&self.device, settings.routines, settings.tun.offloads)?;
-            let device = PodDevice::hold(tun.name(), tun.hold()?, heir)?;
-            Ok((Device::Created(tun), device))
+        let opened = self.pod.run("tun", || {
+            let open = OpenTun::new(store, &self.device, settings.routines, settings.tun.offloads)?;
+            let device = PodDevice::hold(open.tun.name(), open.tun.hold()?, heir)?;
+            Ok((Device::Open(open), device))
         });
-        created.map_err(|error| Error::set_up(what(), error))?.map_err(|error| Error::set_up_io(what(), error))
+        opened.map_err(|error| Error::set_up(what(), error))?.map_err(|error| Error::set_up_io(what(), error))
     }
 
     fn check_tun(
@@ -381,6 +394,10 @@ impl Place {
         });
         checked.map_err(|error| Error::set_up(what(), error))?.map_err(|error| Error::set_up_io(what(), error))
     }
+}
+
+fn to_device(network: &IpNet) -> LinkRoute {
+    LinkRoute { network: *network, mtu: None, metric: 0, source: None, table: MAIN_TABLE }
 }
 
 fn answer_the_node(node: Option<IpAddr>, networks: &[IpNet]) {
@@ -410,45 +427,3 @@ fn thread_failed(error: io::Error) -> Error {
 fn link_failed(error: link::Error) -> Error {
     Error::set_up("cannot configure the tun device in the pod", error)
 }
-
-/// Holds the device until it is removed.
-pub(crate) struct PodDevice {
-    tun: OwnedFd,
-    index: u32,
-    /// Connected in the pod's namespace, which this process can no longer enter.
-    kernel: Kernel,
-    /// Socket of the heir, the process that closes the device after this one; it need not exist.
-    heir: PathBuf,
-}
-
-impl PodDevice {
-    /// Holds the device with this name in the namespace of the calling thread, by one of its queues.
-    pub(crate) fn hold(name: &str, tun: OwnedFd, heir: PathBuf) -> io::Result<Self> {
-        let index = interface_index(name).map_err(io::Error::other)?;
-        Ok(Self { tun, index, kernel: Kernel::connect()?, heir })
-    }
-
-    /// Hands the device to the heir and waits until it is gone from the namespace. Nobody else may hold it any more.
-    ///
-    /// # Errors
-    /// Returns an error if there is no heir, in which case the device was closed here, or if the heir does not close
-    /// it.
-    pub(crate) fn remove(mut self) -> io::Result<()> {
-        let socket = UnixDatagram::unbound()?;
-        let (files, heir) = ([self.tun.as_raw_fd()], UnixAddr::new(&self.heir)?);
-        let message = [ControlMessage::ScmRights(&files)];
-        sendmsg(socket.as_raw_fd(), &[IoSlice::new(&[0])], &message, MsgFlags::MSG_DONTWAIT, Some(&heir))?;
-        drop(self.tun);
-        for _ in 0..MAX_CHECKS {
-            if !self.kernel.has_link(self.index)? {
-                return Ok(());
-            }
-            sleep(CHECK_INTERVAL);
-        }
-        Err(io::ErrorKind::TimedOut.into())
-    }
-}
-
-const CHECK_INTERVAL: Duration = Duration::from_millis(1);
-// It takes two or three milliseconds; the supervisor kills this process after two seconds.
-const MAX_CHECKS: u32 = 1000;

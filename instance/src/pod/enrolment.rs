@@ -128,6 +128,11 @@ impl Enrolment {
         self.present = Some(Box::new(identity));
     }
 
+    /// Serves the pod's init container in place of the previous instance.
+    pub(crate) fn take_over(&self) {
+        self.init.iter().for_each(HandoffServer::begin);
+    }
+
     /// Stops requesting a provisional certificate: the pod has had one, or gets none.
     pub(crate) fn waits_for_init(&mut self) {
         self.wants_provisional = false;

@@ -1,19 +1,19 @@
 //! The certificate and key of a pod for the next instance, which goes on with them: without asking the CA, and in flow
 //! "init" without an init container, which has long ended. They are in memory only, in a file without a name, and never
-//! on a disk. An instance hands the file over to the one that takes over from it; systemd's descriptor store holds it
-//! while the unit lives, for one that starts again.
+//! on a disk. The instance that takes over reads the file of the one before; systemd's descriptor store holds it while
+//! the unit lives, for one that starts again.
 
-use std::env;
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 
 use aws_lc_rs::digest::{Context, Digest, SHA256, digest};
 use nebula_cert::issuance::{MAX_REPLY, Reply, Trust};
 use nebula_cert::{Identity, PrivateKey, UnixTime};
 use nebula_enrolment::ca_client::{Issued, accept};
-use nebula_linux::descriptors::take_passed;
-use nebula_linux::{errno, notify};
+use nebula_linux::errno;
+use nebula_linux::store::Store;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 use zeroize::{Zeroize, Zeroizing};
@@ -31,27 +31,23 @@ struct Contents {
 }
 
 impl Kept {
-    /// Goes on with the file of the instance before this one, which it handed over or left in the service manager's
-    /// store, or makes one.
+    /// Goes on with the file that the last instance left in the service manager's store, or makes one and stores it.
     ///
     /// # Errors
     /// Returns an error if no file can be made.
-    pub(crate) fn open(handed_over: Option<OwnedFd>) -> io::Result<Self> {
-        // Other supervisors of instances give them no environment.
-        let has_store = env::var_os("INVOCATION_ID").is_some();
-        let stored = stored().filter(|_| has_store);
-        let is_stored = stored.is_some() && handed_over.is_none();
-        let file = match handed_over.map(File::from).or(stored) {
-            Some(file) => file,
-            None => File::from(memfd_create(NAME, MFdFlags::MFD_CLOEXEC)?),
-        };
-        if has_store
-            && !is_stored
-            && let Err(error) = notify::unstore(NAME).and_then(|()| notify::store(&[file.as_fd()], NAME))
-        {
-            tracing::debug!(error = errno::text(&error), "The certificate is not kept over a restart");
+    pub(crate) fn open(store: &mut Store) -> io::Result<Self> {
+        if let Some(file) = store.adopt(IDENTITY, only_file) {
+            return Ok(Self(file));
         }
+        let file = File::from(memfd_create(IDENTITY, MFdFlags::MFD_CLOEXEC)?);
+        store.keep(IDENTITY, &[file.as_fd()]);
         Ok(Self(file))
+    }
+
+    /// The file of the instance from which this one takes over, to be read only: that one may still write it, and hold
+    /// it afterwards.
+    pub(crate) fn of(handed_over: OwnedFd) -> Self {
+        Self(handed_over.into())
     }
 
     /// A duplicate of the file.
@@ -62,12 +58,12 @@ impl Kept {
         self.0.try_clone()
     }
 
-    /// What the instance before this one had, if it is still valid.
-    pub(crate) fn take(&mut self, now: UnixTime) -> Option<Issued> {
+    /// What the previous instance had, if it is still valid.
+    pub(crate) fn take(&self, now: UnixTime) -> Option<Issued> {
         let contents = self.read()?;
         let key = PrivateKey::from_pem(contents.key.as_bytes()).ok()?;
         let issued = accept(&contents.reply, key, now).inspect_err(|error| {
-            tracing::info!(%error, "The certificate of the instance before this one is of no use any more");
+            tracing::info!(%error, "The certificate of the previous instance is of no use any more");
         });
         issued.ok()
     }
@@ -93,12 +89,11 @@ impl Kept {
         self.write(&contents);
     }
 
-    fn read(&mut self) -> Option<Contents> {
-        self.0.seek(SeekFrom::Start(0)).ok()?;
+    fn read(&self) -> Option<Contents> {
         let length = usize::try_from(self.0.metadata().ok()?.len()).ok()?.min(HEADER_BYTES + MAX_CONTENTS);
-        // A little more, so that the library need not grow it, which would leave a copy behind.
-        let mut bytes = Zeroizing::new(Vec::with_capacity(length + 64));
-        (&self.0).take((HEADER_BYTES + MAX_CONTENTS) as u64).read_to_end(&mut bytes).ok()?;
+        let mut bytes = Zeroizing::new(vec![0; length]);
+        // The offset is shared with whoever else has the file open.
+        self.0.read_exact_at(&mut bytes, 0).ok()?;
         let (hash, rest) = bytes.split_at_checked(HASH_BYTES)?;
         let (length, rest) = rest.split_at_checked(LENGTH_BYTES)?;
         let length = usize::try_from(u64::from_le_bytes(length.try_into().ok()?)).ok()?;
@@ -181,13 +176,15 @@ impl std::fmt::Debug for Contents {
     }
 }
 
-/// The file that systemd hands to an instance that it starts again.
-fn stored() -> Option<File> {
-    let passed = take_passed().inspect_err(|error| tracing::debug!(%error, "Nothing is taken from systemd")).ok()?;
-    passed.into_iter().find(|passed| passed.name == NAME).map(|passed| passed.file.into())
+fn only_file(mut kept: Vec<OwnedFd>) -> io::Result<File> {
+    match (kept.pop().map(File::from), kept.is_empty()) {
+        (Some(file), true) if file.metadata()?.is_file() => Ok(file),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not one regular file")),
+    }
 }
 
-const NAME: &str = "identity";
+/// The name of the file in the store.
+pub(crate) const IDENTITY: &str = "identity";
 const HASH_BYTES: usize = 32;
 const LENGTH_BYTES: usize = 8;
 const HEADER_BYTES: usize = HASH_BYTES + LENGTH_BYTES;
@@ -221,6 +218,15 @@ mod tests {
 
     fn kept(file: &File) -> Kept {
         Kept(file.try_clone().unwrap())
+    }
+
+    #[test]
+    fn of_the_store_only_one_regular_file_is_used() {
+        let file = |path: &str| OwnedFd::from(File::open(path).unwrap());
+        assert!(only_file(vec![file("/proc/self/exe")]).is_ok());
+        assert!(only_file(vec![file("/dev/null")]).is_err());
+        assert!(only_file(vec![file("/proc/self/exe"), file("/proc/self/exe")]).is_err());
+        assert!(only_file(Vec::new()).is_err());
     }
 
     #[test]

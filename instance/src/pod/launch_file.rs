@@ -28,7 +28,7 @@ pub struct Launch {
 pub(crate) enum Lock {
     /// Ends with this value.
     Claimed(Flock<File>),
-    /// That of the instance before this one: it ends when neither of them has the file open any more.
+    /// That of the previous instance: it ends when neither of them has the file open any more.
     Inherited(File),
 }
 
@@ -43,7 +43,7 @@ impl Lock {
 }
 
 impl Launch {
-    /// Goes on with the lock of the instance before this one, which it holds until this one serves.
+    /// Goes on with the lock of the previous instance, which it holds until this one serves.
     ///
     /// # Errors
     /// Returns an error if that is not the lock of the file at `path`.
@@ -51,7 +51,13 @@ impl Launch {
         if !is_same_file(&launch::open(path)?, &lock)? {
             return Err(std::io::Error::other("it has locked another launch file"));
         }
-        Ok(Self { spec, lock: Lock::Inherited(lock.into()) })
+        // Succeeds only with the description that holds the lock, or where nobody holds it.
+        let held = Flock::lock(File::from(lock), FlockArg::LockExclusiveNonblock);
+        let held = held.map_err(|_| std::io::Error::other("it has not locked the launch file"))?;
+        let lock = Lock::Inherited(held.try_clone()?);
+        // Its drop would unlock the file for the other process, too.
+        std::mem::forget(held);
+        Ok(Self { spec, lock })
     }
 
     /// Reads the file and locks it, so that no other instance serves it.
@@ -124,19 +130,7 @@ fn parse(path: &Path, text: &[u8]) -> Result<LaunchSpec, Error> {
     if text.len() as u64 > MAX_LAUNCH_BYTES {
         return Err(refuse(format!("longer than {} KiB", MAX_LAUNCH_BYTES >> 10).into()));
     }
-    let tree: serde_json::Value = serde_json::from_slice(text).map_err(|error| refuse(error.into()))?;
-    // Checked before the rest: another version may have other fields.
-    if tree["version"] != LaunchSpec::VERSION {
-        return Err(refuse(
-            format!(
-                "version {} is not {}, the one this instance knows; install plugin and instance from one release",
-                tree["version"],
-                LaunchSpec::VERSION
-            )
-            .into(),
-        ));
-    }
-    serde_json::from_value(tree).map_err(|error| refuse(error.into()))
+    LaunchSpec::parse(text).map_err(|why| refuse(format!("{why}; install plugin and instance from one release").into()))
 }
 
 const MAX_LAUNCH_BYTES: u64 = 1 << 20;
@@ -178,13 +172,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_launch_file_of_another_version_is_refused_by_its_version() {
+    fn a_launch_file_of_a_newer_version_is_refused_by_its_version() {
         assert_eq!(launch(|_| ()).unwrap().target.pod.name, "web-1");
         let error = launch(|spec| {
             spec["version"] = 2.into();
             spec["new_field"] = true.into();
         });
-        assert!(error.unwrap_err().to_string().contains("version 2 is not 1"));
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("by a newer program (format 2, this one knows 1); install plugin and"), "{error}");
     }
 
     #[test]
@@ -214,5 +209,22 @@ pub(crate) mod tests {
         assert!(error.to_string().contains("another instance serves this pod"), "{error}");
         drop(first);
         assert!(Launch::claim(file.path()).is_ok());
+    }
+
+    #[test]
+    fn only_the_lock_of_this_launch_file_is_taken_over() {
+        let (ours, other) = (file(|_| ()), file(|_| ()));
+        let spec = || read(ours.path()).unwrap();
+        let first = Launch::claim(ours.path()).unwrap();
+        let inherit = |lock: OwnedFd| Launch::inherit(ours.path(), spec(), lock).map(drop).map_err(|e| e.to_string());
+        let held = first.lock.file().unwrap().into();
+        assert_eq!(inherit(held), Ok(()));
+        let reopened = File::open(ours.path()).unwrap().into();
+        assert!(inherit(reopened).unwrap_err().contains("has not locked"), "another description of the same file");
+        let foreign = Launch::claim(other.path()).unwrap();
+        assert!(inherit(foreign.lock.file().unwrap().into()).unwrap_err().contains("another launch file"));
+        let pair = std::os::unix::net::UnixStream::pair().unwrap();
+        assert!(inherit(pair.0.into()).is_err());
+        assert!(Launch::claim(ours.path()).is_err(), "the first one holds it all the time");
     }
 }

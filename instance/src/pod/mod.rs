@@ -2,6 +2,7 @@
 
 mod capture;
 mod data_path;
+mod device;
 mod enrolment;
 pub mod error;
 mod events;
@@ -13,6 +14,7 @@ mod lighthouses;
 mod predecessor;
 pub mod status;
 pub mod status_socket;
+mod stored;
 mod successor;
 pub mod tunnel;
 mod underlay;

@@ -1,12 +1,15 @@
 //! The instance from which this one takes over: what it hands over, and when.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 
 use nebula_core::handover::State;
 use nebula_linux::descriptors::Passed;
 use nebula_linux::errno;
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockType, SockaddrLike, SockaddrStorage, getsockname, getsockopt, sockopt};
 
 use crate::handover::new::{Committed, Takeover};
 use crate::pod::error::Error;
@@ -105,13 +108,31 @@ impl Predecessor {
     }
 }
 
+/// A listener of the previous instance.
+///
+/// # Errors
+/// Returns an error if it is anything but a listening Unix socket of this type: a connection in its place would never
+/// be readable in the way of one, or be served as if somebody had connected.
+pub(crate) fn listener(file: OwnedFd, wanted: SockType) -> io::Result<UnixListener> {
+    let other = |_| io::Error::other("what it hands over as a listener is none");
+    let address = getsockname::<SockaddrStorage>(file.as_raw_fd()).map_err(other)?;
+    let kind = getsockopt(&file, sockopt::SockType).map_err(other)?;
+    let listens = getsockopt(&file, sockopt::AcceptConn).map_err(other)?;
+    if address.family() != Some(AddressFamily::Unix) || kind != wanted || !listens {
+        return Err(other(Errno::ENOTSOCK));
+    }
+    let listener = UnixListener::from(file);
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
 /// Whether two descriptors are of the same file.
 pub(crate) fn is_same_file(one: &impl AsFd, other: &impl AsFd) -> io::Result<bool> {
     let [one, other] = [nix::sys::stat::fstat(one)?, nix::sys::stat::fstat(other)?];
     Ok((one.st_dev, one.st_ino) == (other.st_dev, other.st_ino))
 }
 
-const WHAT: &str = "cannot take over from the instance before this one";
+const WHAT: &str = "cannot take over from the previous instance";
 const TUN: &str = "tun";
 const UDP: &str = "udp";
 const STATUS: &str = "status";
@@ -122,6 +143,8 @@ const INIT: &str = "init";
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::socket::{Backlog, SockFlag, UnixAddr, bind, listen, socket};
+
     use super::*;
 
     fn file() -> OwnedFd {
@@ -146,6 +169,34 @@ mod tests {
         for name in [STATUS, SUCCESSOR, LOCK, IDENTITY] {
             let passed = given().named().into_iter().filter(|passed| passed.name != name).collect();
             assert!(Descriptors::of(passed).unwrap_err().to_string().ends_with(name));
+        }
+    }
+
+    #[test]
+    fn what_is_handed_over_as_a_listener_must_be_one_of_that_type() {
+        let folder = tempfile::tempdir().unwrap();
+        let stream = UnixListener::bind(folder.path().join("stream")).unwrap();
+        let bound = |kind| {
+            let new = socket(AddressFamily::Unix, kind, SockFlag::SOCK_CLOEXEC, None).unwrap();
+            bind(new.as_raw_fd(), &UnixAddr::new(&folder.path().join(format!("{kind:?}"))).unwrap()).unwrap();
+            new
+        };
+        let packets = bound(SockType::SeqPacket);
+        listen(&packets, Backlog::new(1).unwrap()).unwrap();
+        assert!(listener(stream.try_clone().unwrap().into(), SockType::Stream).is_ok());
+        assert!(listener(packets.try_clone().unwrap(), SockType::SeqPacket).is_ok());
+        let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        for (file, wanted) in [
+            (OwnedFd::from(stream), SockType::SeqPacket),
+            (packets, SockType::Stream),
+            (bound(SockType::Stream), SockType::Stream),
+            (std::os::unix::net::UnixStream::pair().unwrap().0.into(), SockType::Stream),
+            (bound(SockType::Datagram), SockType::Datagram),
+            (tcp.into(), SockType::Stream),
+            (file(), SockType::Stream),
+            (std::fs::File::open("/dev/null").unwrap().into(), SockType::SeqPacket),
+        ] {
+            assert!(listener(file, wanted).unwrap_err().to_string().contains("is none"), "{wanted:?}");
         }
     }
 

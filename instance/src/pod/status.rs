@@ -8,17 +8,18 @@ use std::time::{Duration, Instant};
 
 use nebula_cert::Identity;
 use nebula_cni_contract::instance_status::{
-    self, Certificate, ClusterTable, DroppedPacket, FollowedSettings, InstanceState, LostPeer, RefusedCaller,
-    TableState, Trouble, Tunnel,
+    self, Certificate, ClusterTable, DroppedPacket, FollowedSettings, InstanceState, LostPeer, PolicyRefusal,
+    PolicyVerdicts, RefusedCaller, TableState, Trouble, Tunnel,
 };
 use nebula_cni_contract::launch::{Flow, LaunchSpec};
 use nebula_config::log::cause;
 use nebula_core::TunnelStatus;
 use nebula_core::counters::Direction;
-use nebula_core::diagnosis::Diagnosis;
+use nebula_core::diagnosis::{Diagnosis, Dropped};
 use nebula_core::io::Handle;
 
-use crate::pod::capture::TableReport;
+use crate::metrics::{escaped, help};
+use crate::pod::capture::{TableReport, VerdictCounters};
 
 /// The state to report; the owner of the tunnel keeps it up to date.
 #[derive(Debug)]
@@ -37,6 +38,8 @@ pub struct Status {
     pub provisional: bool,
     /// Why the path is closed although there was a certificate.
     pub closed: Option<&'static str>,
+    /// Whether another instance is taking over.
+    pub is_handing_over: bool,
     /// The running node.
     pub handle: Option<Handle>,
     /// Why there is no certificate, or no newer one.
@@ -55,6 +58,8 @@ pub struct Status {
     pub trust_confirmed: Option<Duration>,
     /// The cluster table of a captured pod.
     pub table: Option<TableReport>,
+    /// What network policies said about the flows of a captured pod.
+    pub verdicts: Option<Arc<VerdictCounters>>,
     /// The settings of the tunnel that are in force.
     pub settings: FollowedSettings,
 }
@@ -74,6 +79,7 @@ impl Status {
             identity: None,
             provisional: false,
             closed: None,
+            is_handing_over: false,
             handle: None,
             last_error: None,
             is_denied: false,
@@ -83,6 +89,7 @@ impl Status {
             failed: 0,
             trust_confirmed: None,
             table: None,
+            verdicts: None,
             settings: FollowedSettings::default(),
         }
     }
@@ -137,6 +144,7 @@ pub(crate) struct Snapshot {
     trust_age: Option<u64>,
     table: Option<TableReport>,
     table_age: Option<u64>,
+    verdicts: Vec<PolicyVerdicts>,
     tunnels: Vec<TunnelStatus>,
     /// What went wrong lately, and the moment of it.
     diagnosis: Option<(Instant, Diagnosis)>,
@@ -164,6 +172,7 @@ impl Snapshot {
             trust_age: status.trust_confirmed.map(age),
             table: status.table.clone(),
             table_age: status.table.as_ref().and_then(|table| table.written).map(age),
+            verdicts: status.verdicts.as_ref().map(|verdicts| verdicts.report()).unwrap_or_default(),
             tunnels: Vec::new(),
             diagnosis: None,
             counters: BTreeMap::new(),
@@ -194,6 +203,7 @@ impl Snapshot {
             trouble: self.diagnosis.as_ref().map(|(now, diagnosis)| trouble(*now, diagnosis)),
             table: self.table.as_ref().map(|table| cluster_table(table, self.table_age)),
             counters: self.counters.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect(),
+            policy_verdicts: self.verdicts,
             ..self.fixed
         }
     }
@@ -247,15 +257,19 @@ impl Snapshot {
         }
         add("tunnels", "gauge", "Live tunnels.", number(self.tunnels.len() as u64));
         for (name, value) in self.counters.iter().filter(|(name, _)| !name.starts_with("dropped_")) {
-            let _ = writeln!(out, "# TYPE {PREFIX}{name}_total counter\n{PREFIX}{name}_total {value}");
+            let help = help::of(&format!("{name}_total"));
+            let _ = write!(out, "# HELP {PREFIX}{name}_total {help}\n# TYPE {PREFIX}{name}_total counter\n");
+            let _ = writeln!(out, "{PREFIX}{name}_total {value}");
         }
-        let _ = writeln!(out, "# TYPE {PREFIX}dropped_packets_total counter");
+        let name = "dropped_packets_total";
+        let _ = write!(out, "# HELP {PREFIX}{name} {}\n# TYPE {PREFIX}{name} counter\n", help::of(name));
         for (name, value) in &self.counters {
             if let Some((direction, reason)) = name.strip_prefix("dropped_").and_then(|name| name.split_once('_')) {
                 let labels = format!("{{direction=\"{direction}\",reason=\"{reason}\"}}");
                 let _ = writeln!(out, "{PREFIX}dropped_packets_total{labels} {value}");
             }
         }
+        policy_verdicts(&mut out, &self.verdicts);
         out
     }
 }
@@ -265,6 +279,7 @@ fn trouble(now: Instant, diagnosis: &Diagnosis) -> Trouble {
     let lost = diagnosis.attempts.iter().map(|attempt| LostPeer {
         peer: attempt.peer.to_string(),
         cause: cause::of(attempt),
+        reason: reason(cause::kind(attempt)).to_owned(),
         seconds_ago: ago(attempt.last),
     });
     let refused = diagnosis.callers.iter().map(|caller| RefusedCaller {
@@ -273,16 +288,62 @@ fn trouble(now: Instant, diagnosis: &Diagnosis) -> Trouble {
         text: caller.text.clone(),
         seconds_ago: ago(caller.at),
     });
-    let dropped = diagnosis.drops.iter().map(|dropped| DroppedPacket {
+    let sample = |sample: &[Dropped]| -> Vec<DroppedPacket> {
+        let packet = |dropped: &Dropped| DroppedPacket { seconds_ago: ago(dropped.last), ..dropped_packet(dropped) };
+        sample.iter().map(packet).collect()
+    };
+    Trouble {
+        lost_peers: lost.collect(),
+        refused_callers: refused.collect(),
+        dropped: sample(&diagnosis.drops),
+        audited: sample(&diagnosis.audited),
+    }
+}
+
+fn reason(kind: cause::Kind) -> &'static str {
+    match kind {
+        cause::Kind::Refused => LostPeer::REFUSED,
+        cause::Kind::OtherCipher => LostPeer::OTHER_CIPHER,
+        cause::Kind::CannotSend => LostPeer::CANNOT_SEND,
+        cause::Kind::NobodyKnows => LostPeer::NOBODY_KNOWS,
+        cause::Kind::NoAnswer => LostPeer::NO_ANSWER,
+    }
+}
+
+fn dropped_packet(dropped: &Dropped) -> DroppedPacket {
+    DroppedPacket {
         direction: if dropped.direction == Direction::Inbound { "inbound" } else { "outbound" }.to_owned(),
         reason: dropped.reason.name().to_owned(),
         protocol: dropped.flow.protocol,
         local: SocketAddr::new(dropped.flow.local, dropped.flow.local_port).to_string(),
         remote: SocketAddr::new(dropped.flow.remote, dropped.flow.remote_port).to_string(),
         nearest_rule: dropped.nearest.as_ref().map(|near| near.rule),
-        seconds_ago: ago(dropped.last),
-    });
-    Trouble { lost_peers: lost.collect(), refused_callers: refused.collect(), dropped: dropped.collect() }
+        policy: dropped.policy.as_ref().map(|policy| PolicyRefusal {
+            own: policy.own.to_string(),
+            peer: policy.peer.to_string(),
+            reason: policy.reason.to_string(),
+        }),
+        seconds_ago: 0,
+    }
+}
+
+fn policy_verdicts(out: &mut String, verdicts: &[PolicyVerdicts]) {
+    if verdicts.is_empty() {
+        return;
+    }
+    let name = format!("{PREFIX}policy_verdicts_total");
+    let _ = write!(out, "# HELP {name} Verdicts of network policies on new flows.\n# TYPE {name} counter\n");
+    for of in verdicts {
+        for (verdict, count) in [("allowed", of.allowed), ("denied", of.denied), ("would_deny", of.would_deny)] {
+            let PolicyVerdicts { direction, tier, policy, .. } = of;
+            let policy = escaped(policy);
+            let labels = format!("direction=\"{direction}\",tier=\"{tier}\",policy=\"{policy}\",verdict=\"{verdict}\"");
+            // Most policies only allow, or only deny.
+            if count > 0 {
+                let _ = writeln!(out, "{name}{{{labels}}} {count}");
+            }
+        }
+    }
 }
 
 fn cluster_table(table: &TableReport, age_seconds: Option<u64>) -> ClusterTable {
@@ -292,8 +353,8 @@ fn cluster_table(table: &TableReport, age_seconds: Option<u64>) -> ClusterTable 
         (Some(_), Some(_)) => TableState::Kept,
         (None, _) => TableState::Missing,
     };
-    let (version, problem) = (table.version, table.problem.clone());
-    ClusterTable { state, version, age_seconds, pods, clear, services, endpoints, problem }
+    let (version, problem, closed) = (table.version, table.problem.clone(), table.closed.map(str::to_owned));
+    ClusterTable { state, version, age_seconds, pods, clear, services, endpoints, problem, closed }
 }
 
 /// What the owner of the tunnel knows.
@@ -320,6 +381,7 @@ fn fixed_part(status: &Status) -> instance_status::Status {
         }),
         state,
         closed: status.closed.map(str::to_owned),
+        is_handing_over: status.is_handing_over,
         last_error: status.last_error.clone(),
         denied: status.is_denied,
         own_token: Some(status.shows_own_token),
@@ -360,6 +422,22 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn verdicts_of_policies_are_metrics_and_part_of_the_document() {
+        let mut snapshot = Snapshot::take(&waiting(), Duration::from_secs(100));
+        assert!(!snapshot.metrics().contains("policy_verdicts"));
+        let (direction, tier, policy) = ("egress".to_owned(), "Admin".to_owned(), "a\"b".to_owned());
+        snapshot.verdicts = vec![PolicyVerdicts { direction, tier, policy, allowed: 3, denied: 0, would_deny: 1 }];
+        let labels = r#"direction="egress",tier="Admin",policy="a\"b""#;
+        let metrics = snapshot.metrics();
+        for line in ["allowed\"} 3", "would_deny\"} 1"] {
+            let line = format!("nebula_pod_policy_verdicts_total{{{labels},verdict=\"{line}\n");
+            assert!(metrics.contains(&line), "{line} in {metrics}");
+        }
+        assert!(!metrics.contains("denied"));
+        assert_eq!(snapshot.document().policy_verdicts.len(), 1);
+    }
+
+    #[test]
     fn a_pod_tells_what_went_wrong_lately() {
         let now = nebula_linux::clock::now();
         let attempt = Attempt {
@@ -386,7 +464,8 @@ pub(crate) mod tests {
         let table = |version: Option<u64>, problem: Option<&str>| {
             let problem = problem.map(str::to_owned);
             let written = version.map(|_| Duration::from_secs(60));
-            status.lock().unwrap().table = Some(TableReport { version, written, counts: [1, 2, 3, 4], problem });
+            status.lock().unwrap().table =
+                Some(TableReport { version, written, counts: [1, 2, 3, 4], problem, closed: None });
             let snapshot = Snapshot::take(&status, at);
             (snapshot.metrics(), snapshot.document().table.unwrap())
         };

@@ -1,18 +1,24 @@
-//! Serves one pod's status on a unix socket over HTTP: `/` is the status document, next to `/metrics` and `/healthz`. A
-//! client that sends no request gets the bare document.
+//! Serves one pod's status on a unix socket over HTTP: `/` is the status document, next to `/metrics`, `/healthz`,
+//! `/flows` (whom the pod spoke to) and `/records` (flow by flow). A client that sends no request gets the bare
+//! document.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use nebula_cni_contract::flow_records::RECORDS_PATH;
+use nebula_cni_contract::instance_status;
 use nebula_linux::clock::since_epoch;
+use nix::sys::socket::SockType;
 use nix::sys::stat::{Mode, umask};
 
+use crate::flow_records;
 use crate::listener::deadline::DeadlineStream;
 use crate::listener::http::{self, Answer, Received};
+use crate::pod::predecessor::listener;
 use crate::pod::status::{Shared, Snapshot};
 
 /// Reads the status document of the instance that listens at `path`.
@@ -59,9 +65,13 @@ impl StatusSocket {
         Ok(Self { listener, status, path: Some(path.to_owned()), clients: Arc::new(()) })
     }
 
-    /// Goes on with the listener of the instance before this one.
-    pub(crate) fn of(listener: OwnedFd, status: Shared) -> Self {
-        Self { listener: listener.into(), status, path: None, clients: Arc::new(()) }
+    /// Goes on with the listener of the previous instance.
+    ///
+    /// # Errors
+    /// Returns an error if it is no listener for streams.
+    pub(crate) fn of(socket: OwnedFd, status: Shared) -> std::io::Result<Self> {
+        let listener = listener(socket, SockType::Stream)?;
+        Ok(Self { listener, status, path: None, clients: Arc::new(()) })
     }
 
     /// Accepts the next client, if there is one, and answers it on a thread of its own. Clients beyond the limit are
@@ -110,6 +120,26 @@ fn document(snapshot: Snapshot) -> String {
     serde_json::to_string(&snapshot.document()).unwrap_or_default()
 }
 
+fn flows(status: &Shared) -> String {
+    let verdicts = status.lock().unwrap_or_else(PoisonError::into_inner).verdicts.clone();
+    let seen = verdicts.map(|verdicts| verdicts.seen()).unwrap_or_default();
+    serde_json::to_string(&seen).unwrap_or_default()
+}
+
+fn records(status: &Shared, query: &str) -> Option<String> {
+    let after = match query {
+        "" => None,
+        query => Some(query.strip_prefix("after=")?.parse().ok()?),
+    };
+    let (handle, pod) = {
+        let status = status.lock().unwrap_or_else(PoisonError::into_inner);
+        (status.handle.clone(), status.pod.clone())
+    };
+    let asked = flow_records::Asked { after, ..flow_records::Asked::default() };
+    let records = handle.map(|handle| flow_records::answer(&handle, asked, Some(&pod))).unwrap_or_default();
+    serde_json::to_string(&records).ok()
+}
+
 fn answer(stream: &UnixStream, status: &Shared) -> std::io::Result<()> {
     let snapshot = || Snapshot::take(status, since_epoch());
     let received = http::read_request(stream, READ_TIMEOUT, MAX_HEAD_BYTES)?;
@@ -121,15 +151,21 @@ fn answer(stream: &UnixStream, status: &Shared) -> std::io::Result<()> {
         Received::Complete(request) | Received::Incomplete(Some(request)) => Some(request),
         Received::Incomplete(None) | Received::Malformed => None,
     };
-    let path = request.filter(|request| request.method == "GET").map(|request| request.path);
-    let (status, content_type, body) = match path.as_deref() {
+    let asked = request.filter(|request| request.method == "GET");
+    let query = asked.as_ref().map_or("", |request| &request.query);
+    let (status, content_type, body) = match asked.as_ref().map(|request| &*request.path) {
         Some("/") => ("200 OK", "application/json", document(snapshot())),
         Some("/metrics") => ("200 OK", "text/plain; version=0.0.4; charset=utf-8", snapshot().metrics()),
         Some("/healthz") => match snapshot().health() {
             Ok(()) => ("200 OK", TEXT_TYPE, "ok\n".to_owned()),
             Err(why) => ("503 Service Unavailable", TEXT_TYPE, format!("{why}\n")),
         },
-        _ => ("404 Not Found", TEXT_TYPE, "there are /, /metrics and /healthz\n".to_owned()),
+        Some(instance_status::FLOWS_PATH) => ("200 OK", "application/json", flows(status)),
+        Some(RECORDS_PATH) => match records(status, query) {
+            Some(records) => ("200 OK", "application/json", records),
+            None => ("400 Bad Request", TEXT_TYPE, "ask /records or /records?after=NUMBER\n".to_owned()),
+        },
+        _ => ("404 Not Found", TEXT_TYPE, "there are /, /metrics, /healthz, /flows and /records\n".to_owned()),
     };
     http::write_answer(stream, WRITE_TIMEOUT, &Answer { status, content_type, body: &body, has_body: true })
 }
@@ -148,6 +184,7 @@ const MAX_ANSWER_BYTES: u64 = 16 << 20;
 mod tests {
     use super::*;
     use crate::pod::status::tests::waiting;
+    use nebula_cni_contract::flow_records::{FlowRecords, read_answer, request};
     use serde_json::{Value, json};
     use std::os::unix::fs::PermissionsExt;
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -218,6 +255,15 @@ mod tests {
         assert!(get("/metrics?x=1").contains("\nnebula_pod_open 0\n"));
         let health = get("/healthz");
         assert!(health.starts_with("HTTP/1.1 503 ") && health.contains("connection refused"), "{health}");
+        assert!(get("/flows").ends_with("\r\n\r\n{\"flows\":[],\"lost\":0}"), "{}", get("/flows"));
+        let seen = instance_status::seen_flows(&path).unwrap();
+        assert_eq!(seen, instance_status::SeenFlows::default());
+        let records = read_answer(ask(&request(7)).as_bytes()).unwrap();
+        assert_eq!(records, FlowRecords::default());
+        assert!(get("/records").starts_with("HTTP/1.1 200 OK\r\n"));
+        for wrong in ["after=", "after=-1", "after=x", "before=1", "after=1&after=2", "after=18446744073709551616"] {
+            assert!(get(&format!("/records?{wrong}")).starts_with("HTTP/1.1 400 "), "{wrong}");
+        }
         assert!(get("/secrets").starts_with("HTTP/1.1 404 "));
         assert!(ask("POST / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
     }

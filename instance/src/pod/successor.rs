@@ -17,6 +17,8 @@ use nix::sys::stat::{Mode, umask};
 use crate::handover::channel::{Channel, Received, write_state};
 use crate::handover::new;
 use crate::handover::old::{self, Ended, Failure, Offer, Source};
+use crate::pod::capture::VerdictCounters;
+use crate::pod::predecessor::listener;
 
 /// The socket on which an instance waits for its successor (seqpacket).
 #[derive(Debug)]
@@ -44,12 +46,16 @@ impl SuccessorSocket {
         umask(before);
         bound?;
         listen(&listener, Backlog::new(1)?)?;
-        Ok(Self::of(listener))
+        Self::of(listener)
     }
 
-    /// The socket of the instance before this one.
-    pub(crate) fn of(listener: OwnedFd) -> Self {
-        Self { listener: listener.into(), starter: nix::unistd::geteuid().as_raw() }
+    /// The socket of the previous instance.
+    ///
+    /// # Errors
+    /// Returns an error if it is no listener for successors.
+    pub(crate) fn of(socket: OwnedFd) -> io::Result<Self> {
+        let listener = listener(socket, SockType::SeqPacket)?;
+        Ok(Self { listener, starter: nix::unistd::geteuid().as_raw() })
     }
 
     /// Accepts a process that wants to take over, if there is one. Only the user who also started this instance may.
@@ -90,11 +96,16 @@ pub(crate) enum Outcome {
     Lost(String),
 }
 
-/// Hands over to the process at the other end of `channel`, with these descriptors.
-pub(crate) fn hand_over(channel: &Channel, source: Source, files: &[Passed]) -> Outcome {
-    let mut instance = Instance { source: Some(source), has_stopped: false };
+/// Hands over to the process at the other end of `channel`, with these descriptors and what policies said so far.
+pub(crate) fn hand_over(
+    channel: &Channel,
+    source: Source,
+    files: &[Passed],
+    verdicts: Option<&VerdictCounters>,
+) -> Outcome {
+    let mut instance = Instance { source: Some(source), verdicts, has_stopped: false };
     let made = instance.offer(channel, files);
-    let Instance { source, has_stopped } = instance;
+    let Instance { source, has_stopped, .. } = instance;
     match (made, source) {
         (Ok(Ended::TookOver { version }), _) => Outcome::TookOver { version },
         (Ok(Ended::Died(mut state)), _) => {
@@ -109,12 +120,23 @@ pub(crate) fn hand_over(channel: &Channel, source: Source, files: &[Passed]) -> 
 }
 
 /// This instance in an attempt to hand over.
-struct Instance {
+struct Instance<'a> {
     source: Option<Source>,
+    verdicts: Option<&'a VerdictCounters>,
     has_stopped: bool,
 }
 
-impl Instance {
+impl Instance<'_> {
+    /// The state with what this program has counted.
+    fn complete(&self, mut state: State) -> State {
+        if let Some(verdicts) = self.verdicts
+            && let Err(error) = state.attach(verdicts.to_document())
+        {
+            tracing::warn!(%error, "The next instance counts the verdicts of policies from 0");
+        }
+        state
+    }
+
     fn offer(&mut self, channel: &Channel, files: &[Passed]) -> Result<Ended, Failure> {
         let failed = |error: io::Error| Failure::Io(errno::text(&error));
         // This instance is confined and can make no files, so its successor brings them along.
@@ -126,7 +148,7 @@ impl Instance {
         let (mut offer, committed) = (file()?, file()?);
         match &self.source {
             Some(Source::Running(handle)) => {
-                let state = handle.offer().ok_or(Failure::Ending)?;
+                let state = self.complete(handle.offer().ok_or(Failure::Ending)?);
                 tracing::info!(peers = state.peers(), flows = state.flows(), "Handing over to another instance");
                 write_state(&mut offer, &state)
             }
@@ -138,11 +160,11 @@ impl Instance {
     }
 }
 
-impl old::Process for Instance {
+impl old::Process for Instance<'_> {
     fn stop(&mut self) -> Result<State, Failure> {
         let state = self.source.take().ok_or(Failure::Restless)?.stop()?;
         self.has_stopped = true;
-        Ok(state)
+        Ok(self.complete(state))
     }
 
     /// The plugin, which started it, does that before another one asks.
@@ -180,7 +202,7 @@ mod tests {
     fn who_greets_without_files_for_the_state_or_not_at_all_gets_nothing() {
         let (ours, theirs) = Channel::pair().unwrap();
         let theirs = Channel::of(theirs);
-        let mut instance = Instance { source: None, has_stopped: false };
+        let mut instance = Instance { source: None, verdicts: None, has_stopped: false };
         for word in [new::GREETING, new::READY, "nonsense"] {
             theirs.send((word, 0), "", &[]).unwrap();
             assert!(matches!(instance.offer(&ours, &[]), Err(Failure::Ended)));

@@ -24,7 +24,7 @@ use nebula_linux::capabilities;
 use nebula_linux::clock;
 use nebula_linux::confinement;
 use nebula_linux::confinement::{Confinement, Missing};
-use nebula_linux::descriptors::Passed;
+use nebula_linux::descriptors::{Passed, take_passed};
 use nebula_linux::memory;
 use nebula_linux::netns::{Namespace, Presence};
 use nebula_linux::notify;
@@ -42,6 +42,7 @@ use crate::pod::launch_file::{Launch, OpenLaunch};
 use crate::pod::lighthouses::Configured;
 use crate::pod::predecessor::Predecessor;
 use crate::pod::status::{Shared, Status};
+use crate::pod::stored;
 use crate::pod::tunnel::start::{inherit, set_up, start};
 use crate::pod::tunnel::takeover::Handover;
 
@@ -52,6 +53,8 @@ use crate::pod::tunnel::takeover::Handover;
 /// See [`Error`]. Everything created is removed again, except the routes and rules that keep packets for the overlay
 /// from leaving in the clear.
 pub fn serve(launch: &Path, predecessor: Option<i32>) -> Result<(), Error> {
+    // Their numbers are known only as long as nothing else was opened.
+    let passed = take_passed();
     confinement::hide_memory().map_err(set_up("cannot hide the memory of this process"))?;
     let wanted = capabilities::FOR_SET_UP | capabilities::FOR_CAPTURE;
     capabilities::keep(wanted).map_err(set_up("cannot give up capabilities"))?;
@@ -78,7 +81,7 @@ pub fn serve(launch: &Path, predecessor: Option<i32>) -> Result<(), Error> {
         settings.remarks.iter().for_each(|remark| tracing::warn!("{remark}"));
         let confinement = Confinement::of(&spec);
         let lock = only_one.file().map_err(set_up("cannot keep the launch file open"))?;
-        let (pod, events) = start(spec, (contract, lock), settings, signals, &confinement, predecessor)?;
+        let (pod, events) = start(spec, (contract, lock), settings, signals, &confinement, predecessor, passed)?;
         Ok((pod, events, only_one, confinement.prepare()))
     });
     let (mut pod, mut events, only_one, sandbox) = started.map_err(|error| Error::set_up("pod", error))??;
@@ -92,9 +95,11 @@ pub fn serve(launch: &Path, predecessor: Option<i32>) -> Result<(), Error> {
         notify::ready();
     }
     let result = pod.run(&mut events);
-    if let Ok(Ended::HandedOver) = result {
-        // Everything belongs to another process now: nothing is closed in an orderly way, unlocked or removed.
-        std::process::exit(0);
+    if pod.is_handing_over() || matches!(result, Ok(Ended::HandedOver)) {
+        // Another instance serves, or may: what it has, too, is neither closed in an orderly way nor unlocked or
+        // removed.
+        std::mem::forget((pod, events, only_one));
+        return result.map(drop);
     }
     // The pod's next instance may start once nothing of this one is left.
     drop(pod);
@@ -140,8 +145,8 @@ struct PodTunnel {
     /// Where the next instance of this pod finds the certificate.
     kept: Option<Kept>,
     is_provisional: bool,
-    /// The instance that serves until this one takes over.
-    predecessor: Option<Predecessor>,
+    /// The instance that serves until this one takes over, and its certificate.
+    predecessor: Option<(Predecessor, Kept)>,
     /// What that one handed over, until the path is open.
     inherited: Option<handover::State>,
     /// For the next instance.
@@ -510,9 +515,11 @@ impl PodTunnel {
 
     #[inline(never)]
     fn stop(&mut self, events: &EventQueue) {
-        // The device ends with its last descriptor.
+        // The device ends with its last descriptor, and its last user waits for that.
         self.descriptors = Arc::default();
-        let mut is_running = self.path.stop();
+        stored::end_device();
+        let has_ended = matches!(self.handover, Handover::Stopped { .. });
+        let mut is_running = self.path.stop() && !has_ended;
         while is_running {
             match events.next_sent(STOP_TIMEOUT) {
                 Some(Event::DriverEnded(_)) => is_running = false,
@@ -542,7 +549,7 @@ const FAST_CHECKS_FOR: Duration = Duration::from_secs(5);
 // A runtime may remount the namespace during set-up, so a single failed check is not enough.
 const NETNS_GONE_FOR: Duration = Duration::from_secs(1);
 const STOP_TIMEOUT: Duration = Duration::from_millis(250);
-// The plugin ends the process that did not serve, and starts the program of before.
+// The plugin ends the process that did not serve, and starts the old program.
 const STOPPED_FOR: Duration = Duration::from_secs(30);
 const TRUST_TIMEOUT: Duration = Duration::from_secs(10);
 // Init itself gives up after five minutes, by default.

@@ -364,6 +364,20 @@ pub(super) const KEYS: &[Key] = &[
     ),
     key("handshakes.trigger_buffer", Number(0, U32), "64", NO_CHANNEL, "length of a queue"),
     key("handshakes.query_buffer", Number(0, U32), "64", NO_CHANNEL, "length of a queue"),
+    key(
+        "flows.records",
+        Boolean,
+        "true",
+        OnReload,
+        "keep records of flows in memory, for `nebula ctl flows` (not in Go)",
+    ),
+    key(
+        "flows.ring",
+        Number(16, 65_536),
+        "192",
+        OnReload,
+        "number of these records, about 256 bytes each; a record costs 150 bytes more for each flow that goes on (not in Go)",
+    ),
     key("tunnels.keep", Texts, "[]", OnReload, "overlay addresses of peers, at most 64, whose tunnels are kept"),
     key("tunnels.keep_groups", Texts, "[]", OnReload, "groups: tunnels to hosts with one of them are kept once made"),
     key(

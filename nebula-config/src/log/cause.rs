@@ -5,27 +5,62 @@ use std::time::{Duration, Instant};
 use nebula_core::diagnosis::{Attempt, Tried};
 use nebula_linux::errno;
 
+/// The kinds of causes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// The answer was refused.
+    Refused,
+    /// The answer cannot be opened.
+    OtherCipher,
+    /// The system sends nothing there.
+    CannotSend,
+    /// Nobody says where the peer is.
+    NobodyKnows,
+    /// There is no answer.
+    NoAnswer,
+}
+
+/// The kind of the likeliest cause.
+pub fn kind(attempt: &Attempt) -> Kind {
+    let has_failed = |tried: &Tried| tried.error.is_some();
+    if attempt.refusal.is_some() {
+        Kind::Refused
+    } else if attempt.tried.iter().any(|tried| tried.unopened > 0) {
+        Kind::OtherCipher
+    } else if attempt.tried.is_empty() {
+        Kind::NobodyKnows
+    } else if attempt.tried.iter().all(has_failed) {
+        Kind::CannotSend
+    } else {
+        Kind::NoAnswer
+    }
+}
+
 /// The likeliest cause that the record of a peer shows.
 pub fn of(attempt: &Attempt) -> String {
-    if let Some(refusal) = &attempt.refusal {
-        return format!("the answer from {} was refused: {}", refusal.from, refusal.text);
-    }
-    let tried = |which: fn(&Tried) -> bool| attempt.tried.iter().filter(move |tried| which(tried));
-    if let Some(other) = tried(|tried| tried.unopened > 0).next() {
-        return format!(
-            "{} answered and the answer cannot be opened: it has another cipher than this host",
-            other.endpoint
-        );
-    }
-    let sent: Vec<_> = tried(|tried| tried.error.is_none()).collect();
-    if let (true, Some((failed, code))) =
-        (sent.is_empty(), attempt.tried.iter().find_map(|tried| Some((tried, tried.error?))))
-    {
-        return format!("nothing can be sent to {}: {}", failed.endpoint, send_error(code));
-    }
-    if sent.is_empty() {
-        return "nobody says where it is: static_host_map has no entry, and no lighthouse knows it".to_owned();
-    }
+    let first = |which: fn(&Tried) -> bool| attempt.tried.iter().find(|tried| which(tried));
+    let text = match kind(attempt) {
+        Kind::Refused => attempt
+            .refusal
+            .as_ref()
+            .map(|refusal| format!("the answer from {} was refused: {}", refusal.from, refusal.text)),
+        Kind::OtherCipher => first(|tried| tried.unopened > 0).map(|other| {
+            format!("{} answered and the answer cannot be opened: it has another cipher than this host", other.endpoint)
+        }),
+        Kind::CannotSend => first(|tried| tried.error.is_some()).map(|failed| {
+            let error = send_error(failed.error.unwrap_or_default());
+            format!("nothing can be sent to {}: {error}", failed.endpoint)
+        }),
+        Kind::NobodyKnows => {
+            Some("nobody says where it is: static_host_map has no entry, and no lighthouse knows it".to_owned())
+        }
+        Kind::NoAnswer => None,
+    };
+    text.unwrap_or_else(|| no_answer(attempt))
+}
+
+fn no_answer(attempt: &Attempt) -> String {
+    let sent: Vec<_> = attempt.tried.iter().filter(|tried| tried.error.is_none()).collect();
     let count: u32 = sent.iter().map(|tried| tried.sent).sum();
     let places: Vec<_> = sent.iter().take(3).map(|tried| tried.endpoint.to_string()).collect();
     let is_recent = |heard: Instant| attempt.last.saturating_duration_since(heard) < HEARD_WITHIN;
@@ -86,20 +121,28 @@ mod tests {
             claimed: None,
             times: 1,
         };
-        for (attempt, expected) in [
-            (attempt(vec![]), "nobody says where it is"),
-            (attempt(vec![tried(0, None)]), "no answer to 4 messages from 192.0.2.7:4242; the cause is not known"),
-            (attempt(vec![tried(1, None)]), "192.0.2.7:4242 answered and the answer cannot be opened"),
-            (attempt(vec![tried(0, Some(1))]), "192.0.2.7:4242: operation not permitted (EPERM)"),
-            (attempt(vec![tried(0, Some(101))]), "network is unreachable (ENETUNREACH)"),
-            (attempt(vec![tried(0, Some(0))]), "listen.host has no address of that family"),
+        let unanswered = "no answer to 4 messages from 192.0.2.7:4242; the cause is not known";
+        for (attempt, expected, of_kind) in [
+            (attempt(vec![]), "nobody says where it is", Kind::NobodyKnows),
+            (attempt(vec![tried(0, None)]), unanswered, Kind::NoAnswer),
+            (attempt(vec![tried(0, Some(1)), tried(0, None)]), unanswered, Kind::NoAnswer),
+            (
+                attempt(vec![tried(1, None)]),
+                "192.0.2.7:4242 answered and the answer cannot be opened",
+                Kind::OtherCipher,
+            ),
+            (attempt(vec![tried(0, Some(1))]), "192.0.2.7:4242: operation not permitted (EPERM)", Kind::CannotSend),
+            (attempt(vec![tried(0, Some(101))]), "network is unreachable (ENETUNREACH)", Kind::CannotSend),
+            (attempt(vec![tried(0, Some(0))]), "listen.host has no address of that family", Kind::CannotSend),
             (
                 Attempt { refusal: Some(refusal), ..attempt(vec![tried(1, None)]) },
                 "the answer from 192.0.2.7:4242 was refused: it is blocked",
+                Kind::Refused,
             ),
         ] {
             let text = of(&attempt);
             assert!(text.contains(expected), "{text}");
+            assert_eq!(kind(&attempt), of_kind, "{text}");
         }
         let heard = Tried { heard: Some(now()), ..tried(0, None) };
         assert!(of(&attempt(vec![heard.clone()])).contains("192.0.2.7:4242 answers probes"));

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::{Course, Translation};
+use crate::firewall::Claim;
 use crate::index::LocalIndex;
 use crate::wire::ip::FlowKey;
 
@@ -34,8 +35,9 @@ pub(crate) struct Known<T> {
     stamp: u64,
     /// The pass is valid only this long, too.
     until: Instant,
-    /// What else a packet on this course need not be asked again; `None` if that is not known yet.
-    pub(crate) pass: Option<Pass>,
+    /// What else a packet on this course need not be asked again, and where it is counted; `None` if that is not known
+    /// yet.
+    pub(crate) pass: Option<(Pass, Claim)>,
 }
 
 /// The firewall lets a flow pass through this tunnel, and the routes lead to its peer.
@@ -61,7 +63,7 @@ impl<T: Copy> Courses<T> {
     }
 
     /// Adds a pass, valid until then, to the course of a flow, if that is in the cache.
-    pub(crate) fn note_pass(&mut self, hash: u64, flow: &FlowKey, pass: Pass, until: Instant) {
+    pub(crate) fn note_pass(&mut self, hash: u64, flow: &FlowKey, pass: (Pass, Claim), until: Instant) {
         let place = self.place(hash);
         if let Some(Some(known)) = self.entries.get_mut(place)
             && known.flow == *flow

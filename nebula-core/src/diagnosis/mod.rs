@@ -30,6 +30,8 @@ pub struct Diagnosis {
     pub sends: Vec<SendFailure>,
     /// Dropped overlay packets: a sample, one per second of each kind.
     pub drops: Vec<Dropped>,
+    /// Flows that passed, and that policies of the network in audit would refuse: a sample, too.
+    pub audited: Vec<Dropped>,
     /// Overlay addresses that several certificates used in turns, or with different names.
     pub doubles: Vec<Double>,
     /// Addresses of this node that another host has as well, by what lighthouses say.
@@ -109,7 +111,7 @@ pub struct SendFailure {
     pub times: u32,
 }
 
-/// A dropped overlay packet.
+/// A dropped overlay packet, or one that would be dropped if all policies were enforced.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Dropped {
     /// Direction of the packet.
@@ -126,7 +128,31 @@ pub struct Dropped {
     pub times: u32,
     /// If no rule allowed the packet: the rule that comes nearest to allowing it.
     pub nearest: Option<NearMiss>,
+    /// If policies of the network refused it, or would: which, as far as it is known.
+    pub policy: Option<PolicyRefusal>,
 }
+
+/// What the policies of the network say about a flow that they refuse, or would refuse. Its texts are cut to a few
+/// hundred bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PolicyRefusal {
+    /// Name in this node's certificate.
+    pub own: Box<str>,
+    /// Name in the peer's certificate.
+    pub peer: Box<str>,
+    /// Why, in the words of [`crate::firewall::NetworkPolicy::reason`].
+    pub reason: Box<str>,
+}
+
+impl PolicyRefusal {
+    pub(crate) fn new(own: &str, peer: &str, reason: &str) -> Self {
+        let cut = |text: &str| text[..text.floor_char_boundary(MAX_TEXT)].into();
+        Self { own: cut(own), peer: cut(peer), reason: cut(reason) }
+    }
+}
+
+/// Longer than a name in Kubernetes and a sentence about it.
+const MAX_TEXT: usize = 512;
 
 /// A flow that this node denies. Complete in itself, so that it can be recorded elsewhere than in a log.
 #[derive(Debug, Clone, PartialEq, Eq)]

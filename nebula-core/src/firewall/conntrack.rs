@@ -9,10 +9,13 @@ use std::time::{Duration, Instant};
 use ipnet::IpNet;
 
 pub(crate) use self::handed_over::HandedOverFlow;
+use super::check::Passage;
 use super::filter::Timeouts;
+use super::flow_cache::Tally;
 use super::flow_entry::{At, Entry, Owner};
 use super::flow_table::FlowTable;
-use super::{Filter, Peer};
+use super::records::{End, FlowId, Judged, Records};
+use super::{Admitted, Filter, Occasion, Peer};
 use crate::counters::Direction;
 use crate::counters::DropReason;
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -23,6 +26,9 @@ use crate::wire::ip::FlowKey;
 const SHARDS: usize = if cfg!(all(test, loom)) { 1 } else { 16 };
 /// An answered flow is evicted for another flow of its own peer only if it was idle for this long.
 const KEEP_ANSWERED_MS: u64 = 30_000;
+/// An unanswered flow that was idle for less than this may still be answered. If others can give way, it is kept: the
+/// answer would count as a flow of its own, and most firewalls refuse that.
+const AWAIT_ANSWER_MS: u64 = 5_000;
 /// Time between two sweeps of the whole table for expired flows.
 const SEARCH_EVERY_MS: u64 = 10_000;
 /// Maximum number of expired flows removed with each new one: more than one, so that the table shrinks, but bounded.
@@ -52,6 +58,7 @@ pub(crate) struct Conntrack {
     max_per_shard: CachePadded<AtomicUsize>,
     next_search: CachePadded<AtomicU64>,
     shards: [CachePadded<Mutex<FlowTable>>; SHARDS],
+    records: Records,
 }
 
 impl Conntrack {
@@ -66,6 +73,7 @@ impl Conntrack {
             max_per_shard: CachePadded::new(AtomicUsize::new(0)),
             next_search: CachePadded::new(AtomicU64::new(0)),
             shards: std::array::from_fn(|_| CachePadded::new(Mutex::new(FlowTable::default()))),
+            records: Records::default(),
         };
         conntrack.set_max_flows(max_flows);
         conntrack
@@ -90,7 +98,7 @@ impl Conntrack {
         self.next_search.store(now + SEARCH_EVERY_MS, Ordering::Relaxed);
         for shard in &self.shards {
             let mut table = lock(shard);
-            while expire_one(&mut table, now, timeouts) {}
+            while self.expire_one(&mut table, now, timeouts) {}
             table.shrink();
         }
     }
@@ -108,22 +116,60 @@ impl Conntrack {
     }
 
     /// Forgets all flows with a peer.
-    pub(crate) fn forget(&self, peer: IpAddr) {
+    pub(crate) fn forget(&self, peer: IpAddr, now: Instant) {
+        let now = self.millis(now);
         for shard in &self.shards {
             let mut table = lock(shard);
             while let Some(at) = table.oldest_of(peer).into_iter().flatten().next() {
-                table.remove(at);
+                self.records.end(table.remove(at), End::PeerGone, now);
             }
         }
     }
 
+    /// The records of flows.
+    pub(crate) fn records(&self) -> &Records {
+        &self.records
+    }
+
+    /// Adds what a lane has counted of a flow.
+    pub(super) fn add(&self, tally: &Tally, now: u64) {
+        let Tally { flow: FlowId { id, at, shard }, direction, amount } = *tally;
+        let Some(shard) = self.shards.get(usize::from(shard)) else { return };
+        match lock(shard).recorded(At(at), id) {
+            Some(recorded) => {
+                recorded.add(direction, amount);
+                self.records.refresh(recorded, now);
+            }
+            None => self.records.add_late(id, direction, amount),
+        }
+    }
+
+    /// Removes a flow whose time is over.
+    fn expire_one(&self, table: &mut FlowTable, now: u64, timeouts: Timeouts) -> bool {
+        let expired = table.oldest().find(|at| {
+            let entry = table.entry(*at);
+            now >= entry.last_used.saturating_add(timeouts.of(&entry.flow))
+        });
+        expired.inspect(|at| self.records.end(table.remove(*at), End::Idle, now)).is_some()
+    }
+
+    /// Makes room for a flow of `peer` as [`victim`] has it. Returns whether there is some.
+    fn make_room(&self, table: &mut FlowTable, now: u64, peer: IpAddr) -> bool {
+        victim(table, now, peer).inspect(|at| self.records.end(table.remove(*at), End::Evicted, now)).is_some()
+    }
+
     fn shard(&self, hash: u64) -> MutexGuard<'_, FlowTable> {
-        lock(&self.shards[(hash >> 60) as usize % SHARDS])
+        lock(&self.shards[shard_of(hash)])
     }
 
     /// Milliseconds since the start of the table, the time base of flows.
-    pub(super) fn millis(&self, now: Instant) -> u64 {
+    pub(crate) fn millis(&self, now: Instant) -> u64 {
         now.saturating_duration_since(self.start).as_millis() as u64
+    }
+
+    /// The moment that is so many milliseconds after the start.
+    pub(crate) fn instant(&self, millis: u64) -> Instant {
+        self.start + Duration::from_millis(millis)
     }
 
     /// Keyed hash of a flow, for this table and the caches in front of it.
@@ -159,30 +205,56 @@ impl Conntrack {
         fold(high ^ a, low ^ b)
     }
 
-    /// An unexpired flow with `peer`, and whether the rules and rights that last allowed it are unchanged. This does
-    /// not count as a packet of the flow.
-    pub(super) fn find(&self, flow: &FlowKey, peer: &Peer<'_>, now: u64, filter: &Filter) -> Option<(KnownFlow, bool)> {
+    /// An unexpired flow with `peer`, and what becomes of a packet of it in this direction. This does not count as a
+    /// packet of the flow.
+    pub(super) fn find(
+        &self,
+        flow: &FlowKey,
+        peer: &Peer<'_>,
+        direction: Direction,
+        now: u64,
+        filter: &Filter,
+    ) -> Option<(KnownFlow, Result<(), DropReason>)> {
+        let (entry, rights) = self.live(flow, peer, now, filter.timeouts())?;
+        let idle = Duration::from_millis(now.saturating_sub(entry.last_used));
+        let known = KnownFlow { direction: entry.direction, answered: entry.answered, idle };
+        let verdict = match entry.stands(rights, filter.generation()) {
+            true => Ok(()),
+            false => {
+                let judge = |direction| filter.judge(direction, flow, *peer, Occasion::Question);
+                entry.judge_again(direction, judge).map(|_| ())
+            }
+        };
+        Some((known, verdict))
+    }
+
+    /// Whether an unexpired flow with `peer` is tracked, allowed or not.
+    pub(super) fn is_tracked(&self, flow: &FlowKey, peer: &Peer<'_>, now: u64, timeouts: Timeouts) -> bool {
+        self.live(flow, peer, now, timeouts).is_some()
+    }
+
+    /// An unexpired flow, and the keyed digest of the rights that `peer` has.
+    fn live(&self, flow: &FlowKey, peer: &Peer<'_>, now: u64, timeouts: Timeouts) -> Option<(Entry, u64)> {
         let Owner { owner, rights } = self.owner(peer);
         let hash = self.hash(flow) ^ owner;
         let table = self.shard(hash);
         let entry = table.entry(table.find(hash, flow, owner)?);
-        let idle = now.saturating_sub(entry.last_used);
-        let known =
-            KnownFlow { direction: entry.direction, answered: entry.answered, idle: Duration::from_millis(idle) };
-        (idle < filter.timeouts().of(flow)).then(|| (known, entry.stands(rights, filter.generation())))
+        (now < entry.last_used.saturating_add(timeouts.of(flow))).then(|| (entry.without_record(), rights))
     }
 
-    /// Lets a known flow of `peer` pass, or a new one if `allows` agrees for the direction it begins in. A flow
+    /// Lets a known flow of `peer` pass, or a new one if `judge` agrees for the direction it begins in. A flow
     /// admitted under another generation of rules, or while the peer's certificate granted other rights, is evaluated
-    /// again in its original direction. Flows of other peers with the same addresses do not count as known.
+    /// again in its original direction. If it is refused then, it has ended but stays known until it expires:
+    /// otherwise the next packet of the other end would begin it the other way round. Flows of other peers with the
+    /// same addresses do not count as known.
     pub(super) fn admit(
         &self,
         hash: u64,
-        flow: &FlowKey,
         seen: Seen<'_>,
-        allows: impl Fn(Direction) -> bool,
-    ) -> Result<(), DropReason> {
-        let Seen { peer, direction, now, generation, timeouts } = seen;
+        judge: impl Fn(Direction, Occasion) -> Result<Admitted, DropReason>,
+    ) -> Result<Passage, DropReason> {
+        let Seen { judged, peer, timeouts } = seen;
+        let Judged { now, direction, flow, generation, .. } = judged;
         let owner = self.owner(peer);
         let hash = hash ^ owner.owner;
         // A certificate has at least one network.
@@ -190,38 +262,88 @@ impl Conntrack {
         let mut table = self.shard(hash);
         if let Some(at) = table.find(hash, flow, owner.owner) {
             let entry = table.entry(at);
-            let is_live = now < entry.last_used.saturating_add(timeouts.of(flow));
-            if is_live && (entry.stands(owner.rights, generation) || allows(entry.direction)) {
-                let answered = entry.direction != direction;
-                table.touch(at, now, owner.rights, generation, answered);
-                return Ok(());
+            if now < entry.last_used.saturating_add(timeouts.of(flow)) {
+                let began = entry.direction;
+                let stands = entry.stands(owner.rights, generation);
+                let verdict = match stands {
+                    true => Ok(Admitted { is_in_audit: false }),
+                    false => entry.judge_again(direction, |direction| judge(direction, Occasion::KnownFlow)),
+                };
+                return match verdict {
+                    Ok(Admitted { is_in_audit }) => {
+                        table.touch(at, now, owner.rights, generation, began != direction);
+                        let rejudged = (!stands).then_some(is_in_audit);
+                        let judged = Judged { direction: began, ..judged };
+                        Ok(Passage { is_in_audit, flow: self.go_on(&mut table, (at, hash), &judged, rejudged) })
+                    }
+                    Err(reason) => {
+                        table.end(at, now);
+                        if let Some(recorded) = table.recorded_of(at) {
+                            self.records.end_refused(recorded, reason, &judged);
+                        }
+                        Err(reason)
+                    }
+                };
             }
-            table.remove(at);
+            self.records.end(table.remove(at), End::Idle, now);
         }
-        if !allows(direction) {
-            return Err(DropReason::NoRule);
-        }
+        let admitted = judge(direction, Occasion::NewFlow)?;
         for _ in 0..MAX_SWEPT_PER_FLOW {
-            if !expire_one(&mut table, now, timeouts) {
+            if !self.expire_one(&mut table, now, timeouts) {
                 break;
             }
         }
-        if table.len() >= self.max_per_shard.load(Ordering::Relaxed) && !make_room(&mut table, now, peer) {
+        if table.len() >= self.max_per_shard.load(Ordering::Relaxed) && !self.make_room(&mut table, now, peer) {
             return Err(DropReason::ConntrackFull);
         }
-        table.insert(hash, peer, Entry::new(*flow, owner, direction, generation, now));
-        Ok(())
+        let Admitted { is_in_audit } = admitted;
+        let at = table.insert(hash, peer, Entry::new(*flow, owner, direction, generation, now));
+        let flow = match self.records.begin(&judged, is_in_audit) {
+            Some(recorded) => {
+                let id = recorded.id;
+                table.record(at, Some(recorded));
+                FlowId { id, at: at.0, shard: shard_of(hash) as u8 }
+            }
+            None => FlowId::NONE,
+        };
+        Ok(Passage { is_in_audit, flow })
+    }
+
+    /// Where a packet of a known flow is counted. If flows are recorded since the last one only, its record begins.
+    /// `rejudged` says whether policies in audit would refuse it, if it was judged again.
+    #[inline]
+    fn go_on(
+        &self,
+        table: &mut FlowTable,
+        (at, hash): (At, u64),
+        judged: &Judged<'_>,
+        rejudged: Option<bool>,
+    ) -> FlowId {
+        if !self.records.are_on() {
+            return FlowId::NONE;
+        }
+        let id = match table.recorded_of(at) {
+            Some(recorded) => {
+                Records::touch(recorded, judged, rejudged);
+                recorded.id
+            }
+            None => {
+                let recorded = self.records.begin(judged, rejudged.unwrap_or(false));
+                let id = recorded.as_ref().map_or(0, |recorded| recorded.id);
+                table.record(at, recorded);
+                id
+            }
+        };
+        FlowId { id, at: at.0, shard: shard_of(hash) as u8 }
     }
 }
 
 /// The context of a packet.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Seen<'a> {
+    pub(super) judged: Judged<'a>,
     /// The peer whose tunnel it uses; flows are counted against the peer's first address.
     pub(super) peer: &'a Peer<'a>,
-    pub(super) direction: Direction,
-    pub(super) now: u64,
-    pub(super) generation: u32,
     pub(super) timeouts: Timeouts,
 }
 
@@ -239,28 +361,23 @@ fn lock(shard: &Mutex<FlowTable>) -> MutexGuard<'_, FlowTable> {
     shard.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn expire_one(table: &mut FlowTable, now: u64, timeouts: Timeouts) -> bool {
-    let expired = table.oldest().find(|at| {
-        let entry = table.entry(*at);
-        now >= entry.last_used.saturating_add(timeouts.of(&entry.flow))
-    });
-    expired.inspect(|at| table.remove(*at)).is_some()
+fn shard_of(hash: u64) -> usize {
+    (hash >> 60) as usize % SHARDS
 }
 
-/// Evicts a flow to make room for one of `peer`. A peer that has its fair share loses one of its own flows: first one
-/// that was never answered (a scan, a one-way stream), then one that was idle for long. A peer below its share takes
-/// the place of a flow of a peer that holds more, so nobody is locked out by others and nobody below its share loses a
-/// flow to them.
-fn make_room(table: &mut FlowTable, now: u64, peer: IpAddr) -> bool {
-    let victim = if table.has_its_share(peer) {
-        let is_idle = |at: &At| now >= table.entry(*at).last_used.saturating_add(KEEP_ANSWERED_MS);
-        let [unanswered, answered] = table.oldest_of(peer);
-        unanswered.or_else(|| answered.filter(is_idle))
-    } else {
-        let [unanswered, answered] = table.oldest_of_heaviest();
-        unanswered.or(answered)
-    };
-    victim.inspect(|at| table.remove(*at)).is_some()
+/// The flow to evict to make room for one of `peer`. A peer that has its fair share loses one of its own flows, unless
+/// all of them are in use. A peer below its share takes the place of a flow of a peer that holds more, so nobody is
+/// locked out by others and nobody below its share loses a flow to them. First to go is a flow that nobody answered in
+/// time (a scan, a one-way stream), then one that was answered and is idle for long, then one that may still be
+/// answered.
+fn victim(table: &mut FlowTable, now: u64, peer: IpAddr) -> Option<At> {
+    let has_its_share = table.has_its_share(peer);
+    let [unanswered, answered] = if has_its_share { table.oldest_of(peer) } else { table.oldest_of_heaviest() };
+    let idle_for = |at: Option<At>, ms: u64| at.filter(|at| now >= table.entry(*at).last_used.saturating_add(ms));
+    idle_for(unanswered, AWAIT_ANSWER_MS)
+        .or_else(|| idle_for(answered, KEEP_ANSWERED_MS))
+        .or(unanswered)
+        .or_else(|| answered.filter(|_| !has_its_share))
 }
 
 fn words(address: IpAddr) -> [u64; 2] {
@@ -311,8 +428,9 @@ mod tests {
 
     /// Adds a new flow if there is room or room can be made. Returns the evicted flow.
     fn add(table: &mut FlowTable, model: &mut Model, now: u64, peer: u8, port: u16) -> Result<Option<(u8, u16)>, ()> {
-        if table.len() >= CAP && !make_room(table, now, address(peer)) {
-            return Err(());
+        if table.len() >= CAP {
+            let at = victim(table, now, address(peer)).ok_or(())?;
+            table.remove(at);
         }
         let hash = u64::from(port) << 8 | u64::from(peer);
         table.insert(hash, address(peer), Entry::new(flow(peer, port), OWNER, Direction::Inbound, 1, now));
@@ -356,10 +474,17 @@ mod tests {
                             let average = before.len().div_ceil(peers);
                             prop_assert!(held(&before, victim) >= average && victim != peer);
                         }
+                        // The lower the sooner: not answered in time, idle for long, to be answered, in use.
+                        let rank = |answered: bool, used: u64| match (answered, now.saturating_sub(used)) {
+                            (false, AWAIT_ANSWER_MS..) => 0,
+                            (true, KEEP_ANSWERED_MS..) => 1,
+                            (false, _) => 2,
+                            (true, _) => 3,
+                        };
                         let before_it = before.iter().any(|((other, _), (with, used))| {
-                            *other == victim && (*with, *used) < (answered, last_used)
+                            *other == victim && (rank(*with, *used), *used) < (rank(answered, last_used), last_used)
                         });
-                        prop_assert!(!before_it, "unanswered flows go first, and the longest idle of them");
+                        prop_assert!(!before_it, "another one of the same peer goes first");
                     }
                     Err(()) => {
                         prop_assert!(has_its_share && before.len() == CAP);
@@ -371,6 +496,23 @@ mod tests {
                 prop_assert!(table.len() <= CAP && table.len() == model.len());
             }
         }
+    }
+
+    #[test]
+    fn in_a_table_full_of_finished_connections_a_question_stays_until_it_may_be_answered() {
+        let (mut table, mut model) = (FlowTable::default(), Model::new());
+        for port in 0..CAP as u16 {
+            add(&mut table, &mut model, 0, 1, port).unwrap();
+            let hash = u64::from(port) << 8 | 1;
+            let at = table.find(hash, &flow(1, port), OWNER.owner).unwrap();
+            table.touch(at, 0, OWNER.rights, 1, true);
+        }
+        let now = KEEP_ANSWERED_MS;
+        let gone: Vec<_> =
+            (100..110).map(|port| add(&mut table, &mut model, now, 1, port).unwrap().unwrap().1).collect();
+        assert!(gone.iter().all(|port| *port < CAP as u16), "{gone:?}");
+        // Nobody answered: they are the first to go.
+        assert_eq!(add(&mut table, &mut model, now + AWAIT_ANSWER_MS, 1, 200), Ok(Some((1, 100))));
     }
 
     #[test]

@@ -1,6 +1,7 @@
-//! One published policy, compiled: its rules together with this node's addresses.
+//! One published policy, compiled: its rules together with this node's addresses, and the policies of the network.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -8,22 +9,30 @@ use nebula_cert::{Fingerprint, VerifiedCertificate};
 
 use super::index::RuleIndex;
 use super::nearest::nearest;
-use super::{Action, NearMiss, Policy};
+use super::{Action, Decision, NearMiss, NetworkPolicy, Occasion, OtherEnd, Policy, PolicyVerdict};
 use crate::counters::{Direction, DropReason};
 use crate::tunnel::{PeerIdentity, Tunnel};
 use crate::wire::ip::FlowKey;
 
 /// One published set of rules.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Filter {
     generation: u32,
-    inbound: RuleIndex,
-    outbound: RuleIndex,
+    inbound: Arc<RuleIndex>,
+    outbound: Arc<RuleIndex>,
     networks: Vec<IpNet>,
     unsafe_networks: Vec<IpNet>,
     /// Whether refused packets are answered: inbound, outbound.
     rejects: [bool; 2],
     timeouts: Timeouts,
+    network_policy: Option<Arc<dyn NetworkPolicy>>,
+}
+
+/// How a flow may pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Admitted {
+    /// Policies of the network in audit would refuse it.
+    pub(super) is_in_audit: bool,
 }
 
 /// How long an idle flow is tracked, in milliseconds.
@@ -40,8 +49,8 @@ impl Filter {
         let default_local = default_local(policy, networks, unsafe_networks);
         Self {
             generation,
-            inbound: RuleIndex::new(&policy.inbound, default_local),
-            outbound: RuleIndex::new(&policy.outbound, default_local),
+            inbound: Arc::new(RuleIndex::new(&policy.inbound, default_local)),
+            outbound: Arc::new(RuleIndex::new(&policy.outbound, default_local)),
             networks: networks.to_vec(),
             unsafe_networks: unsafe_networks.to_vec(),
             rejects: [policy.inbound_action, policy.outbound_action].map(|action| action == Action::Reject),
@@ -50,7 +59,23 @@ impl Filter {
                 udp: millis(policy.udp_timeout),
                 other: millis(policy.default_timeout),
             },
+            network_policy: None,
         }
+    }
+
+    /// With these policies of the network.
+    #[must_use]
+    pub(crate) fn under(self, network_policy: Option<Arc<dyn NetworkPolicy>>) -> Self {
+        Self { network_policy, ..self }
+    }
+
+    /// The same rules with other policies of the network, as another generation.
+    pub(crate) fn with(&self, network_policy: Option<Arc<dyn NetworkPolicy>>, generation: u32) -> Self {
+        Self { network_policy, generation, ..self.clone() }
+    }
+
+    pub(crate) fn network_policy(&self) -> Option<&Arc<dyn NetworkPolicy>> {
+        self.network_policy.as_ref()
     }
 
     /// Differs from the generation of the previous rules.
@@ -84,11 +109,56 @@ impl Filter {
         Ok(())
     }
 
+    /// Whether a rule and the policies of the network allow a flow that begins in `direction`.
+    pub(super) fn judge(
+        &self,
+        direction: Direction,
+        flow: &FlowKey,
+        peer: Peer<'_>,
+        occasion: Occasion,
+    ) -> Result<Admitted, DropReason> {
+        if !self.allows(direction, flow, peer) {
+            return Err(DropReason::NoRule);
+        }
+        match self.policy_verdict(direction, flow, peer, occasion) {
+            PolicyVerdict::Allow => Ok(Admitted { is_in_audit: false }),
+            PolicyVerdict::AllowInAudit => Ok(Admitted { is_in_audit: true }),
+            PolicyVerdict::Refuse => Err(DropReason::NetworkPolicy),
+        }
+    }
+
     /// Whether a rule allows a flow that begins in `direction`.
     pub(super) fn allows(&self, direction: Direction, flow: &FlowKey, peer: Peer<'_>) -> bool {
         match direction {
             Direction::Inbound => self.inbound.allows(flow, flow.local_port, peer),
             Direction::Outbound => self.outbound.allows(flow, flow.remote_port, peer),
+        }
+    }
+
+    /// What the policies of the network say about a flow that begins in `direction`.
+    pub(super) fn policy_verdict(
+        &self,
+        direction: Direction,
+        flow: &FlowKey,
+        peer: Peer<'_>,
+        occasion: Occasion,
+    ) -> PolicyVerdict {
+        let judge =
+            |policy: &Arc<dyn NetworkPolicy>| policy.judge(direction, flow, &OtherEnd::new(flow, peer), occasion);
+        self.network_policy.as_ref().map_or(PolicyVerdict::Allow, judge)
+    }
+
+    /// Why the policies of the network refuse such a flow, or would refuse it.
+    pub(crate) fn policy_reason(&self, direction: Direction, flow: &FlowKey, peer: Peer<'_>) -> Option<String> {
+        self.network_policy.as_ref()?.reason(direction, flow, &OtherEnd::new(flow, peer))
+    }
+
+    /// What decides about such a flow. `policy` is the one that this filter was built from.
+    pub(super) fn decision(&self, policy: &Policy, direction: Direction, flow: &FlowKey, peer: Peer<'_>) -> Decision {
+        let by_policies = self.network_policy.as_ref();
+        Decision {
+            rule: self.rule_that_allows(policy, direction, flow, peer),
+            policy: by_policies.and_then(|policy| policy.decision(direction, flow, &OtherEnd::new(flow, peer))),
         }
     }
 
@@ -158,12 +228,16 @@ pub(crate) struct Peer<'a> {
     pub(super) identity: PeerIdentity,
     /// The subnet route of the flow, if the peer is one of several gateways of it.
     pub(super) route: Option<IpNet>,
+    /// For records: the certificate, and the tunnel.
+    pub(super) certificate: Option<&'a Arc<VerifiedCertificate>>,
+    pub(super) tunnel: Option<&'a Tunnel>,
 }
 
 impl<'a> Peer<'a> {
     /// The peer of a tunnel; with `route`, as one of the gateways of that route.
     pub(crate) fn new(tunnel: &'a Tunnel, route: Option<IpNet>) -> Self {
-        Self::with(&tunnel.peer, tunnel.identity, route)
+        let peer = Self::with(&tunnel.peer, tunnel.identity, route);
+        Self { certificate: Some(&tunnel.peer), tunnel: Some(tunnel), ..peer }
     }
 
     /// The holder of a certificate with this identity.
@@ -177,6 +251,8 @@ impl<'a> Peer<'a> {
             issuer_name: certificate.issuer_name(),
             identity,
             route,
+            certificate: None,
+            tunnel: None,
         }
     }
 }

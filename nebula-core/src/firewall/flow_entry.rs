@@ -1,13 +1,15 @@
 //! Entries of the flow table, and the lists that link them by age.
 
-use crate::counters::Direction;
+use super::filter::Admitted;
+use super::records::Recorded;
+use crate::counters::{Direction, DropReason};
 use crate::wire::ip::FlowKey;
 
 /// No entry.
 pub(super) const NONE: u32 = u32::MAX;
 
 /// An allowed flow.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct Entry {
     pub(super) flow: FlowKey,
     /// Keyed digest of its owner.
@@ -18,6 +20,8 @@ pub(super) struct Entry {
     pub(super) direction: Direction,
     /// Whether packets went both ways.
     pub(super) answered: bool,
+    /// Whether it was refused when it was last evaluated.
+    pub(super) ended: bool,
     /// Generation of the rules that last allowed it.
     pub(super) generation: u32,
     pub(super) last_used: u64,
@@ -26,6 +30,8 @@ pub(super) struct Entry {
     pub(super) holder: u32,
     /// Links in the list of its class and in that of its holder.
     pub(super) links: [Link; 2],
+    /// What its record says, if flows are recorded.
+    pub(super) recorded: Option<Box<Recorded>>,
 }
 
 /// The owner of a flow, as keyed digests.
@@ -48,6 +54,18 @@ pub(super) struct Link {
     pub(super) older: u32,
 }
 
+/// What can be in lists.
+pub(super) trait Linked {
+    /// Its neighbours, by list.
+    fn links(&mut self) -> &mut [Link; 2];
+}
+
+impl Linked for Entry {
+    fn links(&mut self) -> &mut [Link; 2] {
+        &mut self.links
+    }
+}
+
 /// Which of an entry's links a list uses.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum By {
@@ -64,14 +82,65 @@ pub(super) struct List {
 
 impl Entry {
     pub(super) fn new(flow: FlowKey, owner: Owner, direction: Direction, generation: u32, now: u64) -> Self {
-        let links = [Link { newer: NONE, older: NONE }; 2];
+        let links = [Link::NONE; 2];
         let Owner { owner, rights } = owner;
-        Self { flow, owner, rights, direction, answered: false, generation, last_used: now, hash: 0, holder: 0, links }
+        Self {
+            flow,
+            owner,
+            rights,
+            direction,
+            answered: false,
+            ended: false,
+            generation,
+            last_used: now,
+            hash: 0,
+            holder: 0,
+            links,
+            recorded: None,
+        }
+    }
+
+    /// The entry, which is of no use any more here.
+    pub(super) fn take(&mut self) -> Self {
+        let recorded = self.recorded.take();
+        Self { recorded, ..self.without_record() }
+    }
+
+    /// A copy without what its record says.
+    pub(super) fn without_record(&self) -> Self {
+        let Self {
+            flow, owner, rights, direction, answered, ended, generation, last_used, hash, holder, links, ..
+        } = *self;
+        Self {
+            flow,
+            owner,
+            rights,
+            direction,
+            answered,
+            ended,
+            generation,
+            last_used,
+            hash,
+            holder,
+            links,
+            recorded: None,
+        }
     }
 
     /// Whether the rights and rules that allowed the flow are unchanged.
     pub(super) fn stands(&self, rights: u64, generation: u32) -> bool {
-        self.rights == rights && self.generation == generation
+        !self.ended && self.rights == rights && self.generation == generation
+    }
+
+    /// Judges a packet under other rules or rights. An answer revives a flow that has ended only if whoever sends it
+    /// may begin one.
+    pub(super) fn judge_again(
+        &self,
+        direction: Direction,
+        judge: impl Fn(Direction) -> Result<Admitted, DropReason>,
+    ) -> Result<Admitted, DropReason> {
+        let admitted = judge(self.direction)?;
+        if self.ended && direction != self.direction { judge(direction) } else { Ok(admitted) }
     }
 
     pub(super) fn class(&self) -> usize {
@@ -83,6 +152,10 @@ impl Entry {
     }
 }
 
+impl Link {
+    pub(super) const NONE: Self = Self { newer: NONE, older: NONE };
+}
+
 impl List {
     pub(super) const EMPTY: Self = Self { oldest: NONE, newest: NONE };
 
@@ -90,23 +163,23 @@ impl List {
         (self.oldest != NONE).then_some(At(self.oldest))
     }
 
-    pub(super) fn push(&mut self, entries: &mut [Entry], by: By, at: u32) {
+    pub(super) fn push(&mut self, entries: &mut [impl Linked], by: By, at: u32) {
         let older = std::mem::replace(&mut self.newest, at);
-        entries[at as usize].links[by as usize] = Link { newer: NONE, older };
+        entries[at as usize].links()[by as usize] = Link { newer: NONE, older };
         match entries.get_mut(older as usize) {
-            Some(entry) => entry.links[by as usize].newer = at,
+            Some(entry) => entry.links()[by as usize].newer = at,
             None => self.oldest = at,
         }
     }
 
-    pub(super) fn unlink(&mut self, entries: &mut [Entry], by: By, at: u32) {
-        let Link { older, newer } = entries[at as usize].links[by as usize];
+    pub(super) fn unlink(&mut self, entries: &mut [impl Linked], by: By, at: u32) {
+        let Link { older, newer } = entries[at as usize].links()[by as usize];
         match entries.get_mut(older as usize) {
-            Some(entry) => entry.links[by as usize].newer = newer,
+            Some(entry) => entry.links()[by as usize].newer = newer,
             None => self.oldest = newer,
         }
         match entries.get_mut(newer as usize) {
-            Some(entry) => entry.links[by as usize].older = older,
+            Some(entry) => entry.links()[by as usize].older = older,
             None => self.newest = older,
         }
     }

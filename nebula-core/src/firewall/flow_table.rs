@@ -3,8 +3,9 @@
 use std::net::IpAddr;
 
 use super::flow_entry::{At, By, Entry, List, NONE};
+use super::records::Recorded;
 use super::shares::Shares;
-use crate::wire::ip::FlowKey;
+use crate::wire::ip::{FlowKey, protocol};
 
 /// Number of protocol classes. Each has a single timeout, so its flows expire in order of age.
 const TIMEOUT_CLASSES: usize = 3;
@@ -44,6 +45,21 @@ impl FlowTable {
 
     pub(super) fn entry(&self, at: At) -> &Entry {
         &self.entries[at.0 as usize]
+    }
+
+    /// What the record of a flow says, if it is this one.
+    pub(super) fn recorded(&mut self, at: At, id: u64) -> Option<&mut Recorded> {
+        self.entries.get_mut(at.0 as usize)?.recorded.as_deref_mut().filter(|recorded| recorded.id == id)
+    }
+
+    /// What the record of a flow says.
+    pub(super) fn recorded_of(&mut self, At(at): At) -> Option<&mut Recorded> {
+        self.entries[at as usize].recorded.as_deref_mut()
+    }
+
+    /// Begins the record of a flow.
+    pub(super) fn record(&mut self, at: At, recorded: Option<Box<Recorded>>) {
+        self.entries[at.0 as usize].recorded = recorded;
     }
 
     /// All flows, in no order.
@@ -99,11 +115,22 @@ impl FlowTable {
         entry.rights = rights;
         entry.generation = generation;
         entry.answered |= answered;
+        entry.ended = false;
         self.link_newest(at);
     }
 
+    /// Records that a flow is no longer allowed. A connection that goes on all the same does not expire, so it stays
+    /// refused; in other protocols its other end may begin a flow of its own with the same ports after the timeout.
+    pub(super) fn end(&mut self, at: At, now: u64) {
+        let Entry { rights, generation, ref flow, .. } = *self.entry(at);
+        if flow.protocol == protocol::TCP {
+            self.touch(at, now, rights, generation, false);
+        }
+        self.entries[at.0 as usize].ended = true;
+    }
+
     /// Adds a flow of `peer` that is not in the table.
-    pub(super) fn insert(&mut self, hash: u64, peer: IpAddr, mut entry: Entry) {
+    pub(super) fn insert(&mut self, hash: u64, peer: IpAddr, mut entry: Entry) -> At {
         entry.hash = hash as u32;
         entry.holder = self.shares.join(peer);
         if (self.len + 1) * 4 > self.slots.len() * 3 {
@@ -121,9 +148,11 @@ impl FlowTable {
         self.place(at);
         self.link_newest(at);
         self.len += 1;
+        At(at)
     }
 
-    pub(super) fn remove(&mut self, At(at): At) {
+    /// Removes a flow. Returns what its record says, and when it was last used.
+    pub(super) fn remove(&mut self, At(at): At) -> Option<(Box<Recorded>, u64)> {
         self.unlink(at);
         let mask = self.slots.len() - 1;
         let mut hole = self.entries[at as usize].hash as usize & mask;
@@ -148,6 +177,8 @@ impl FlowTable {
         self.entries[at as usize].links[0].newer = self.vacant;
         self.vacant = at;
         self.len -= 1;
+        let entry = &mut self.entries[at as usize];
+        Some((entry.recorded.take()?, entry.last_used))
     }
 
     /// Frees memory when few of the entries are left.
@@ -173,7 +204,7 @@ impl FlowTable {
         positions.sort_by_key(|at| self.entries[*at as usize].last_used);
         let mut table = Self { entries: Vec::with_capacity(self.len), ..Self::default() };
         for at in positions {
-            let entry = self.entries[at as usize].clone();
+            let entry = self.entries[at as usize].take();
             let peer = self.shares.peer(entry.holder);
             table.insert(entry.hash.into(), peer, entry);
         }

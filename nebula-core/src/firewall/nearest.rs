@@ -110,6 +110,8 @@ mod tests {
             issuer_name: "ca",
             identity: PeerIdentity { name: [0; 2], rights: [0; 2] },
             route: None,
+            certificate: None,
+            tunnel: None,
         };
         let flow = |port, protocol| FlowKey {
             local: [10, 42, 0, 1].into(),

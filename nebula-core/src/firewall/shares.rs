@@ -71,6 +71,11 @@ impl Shares {
         self.by_peer.get(&peer).map(|at| &self.holders[*at as usize])
     }
 
+    /// Whether the holder `at` holds more of `total` than if all held equally many.
+    pub(super) fn holds_more_than_its_share(&self, at: u32, total: usize) -> bool {
+        self.holders[at as usize].flows * self.by_peer.len() > total
+    }
+
     pub(super) fn lists(&mut self, at: u32) -> &mut [List; 2] {
         &mut self.holders[at as usize].lists
     }

@@ -1,6 +1,7 @@
 //! Tests the firewall against a reference that scans all rules, and its behaviour over time.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
@@ -10,6 +11,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::DropReason;
 use crate::counters::Direction;
+use crate::index::LocalIndex;
 use crate::tunnel::PeerIdentity;
 use crate::wire::ip::FlowKey;
 
@@ -67,6 +69,8 @@ impl Certificate {
                 (self.issuer, &self.issuer_name),
             ),
             route: None,
+            certificate: None,
+            tunnel: None,
         }
     }
 }
@@ -97,7 +101,8 @@ impl Bench {
     fn packet(&self, after: Duration, direction: Direction, flow: &FlowKey) -> Result<(), DropReason> {
         let firewall = Firewall { filter: &self.filter, conntrack: &self.conntrack };
         let now = self.conntrack.millis(self.start + after);
-        firewall.decide(self.conntrack.hash(flow), now, direction, flow, self.certificate.peer())
+        let about = About { direction, flow, original: None };
+        firewall.decide(self.conntrack.hash(flow), now, about, self.certificate.peer()).map(|_| ())
     }
 }
 
@@ -151,8 +156,39 @@ fn new_rules_are_asked_about_old_flows_in_the_direction_in_which_they_began() {
     bench.reload(&Policy { inbound: vec![], ..Policy::default() });
     assert_eq!(bench.packet(Duration::ZERO, Direction::Inbound, &flow), Err(DropReason::NoRule));
     bench.reload(&outbound_only());
-    // The refused flow was removed: an answer alone does not bring it back.
+    // The refused flow has ended: an answer alone does not bring it back.
     assert_eq!(bench.packet(Duration::ZERO, Direction::Inbound, &flow), Err(DropReason::NoRule));
+    assert_eq!(bench.packet(Duration::ZERO, Direction::Outbound, &flow), Ok(()));
+    assert_eq!(bench.packet(Duration::ZERO, Direction::Inbound, &flow), Ok(()));
+}
+
+#[test]
+fn a_flow_that_is_refused_does_not_begin_again_from_its_other_end() {
+    let all = || Policy { inbound: vec![Rule::any()], ..outbound_only() };
+    let in_only = || Policy { inbound: vec![Rule::any()], ..Policy::default() };
+    let second = Duration::from_secs(1);
+    for (protocol, timeout) in [(6, 12 * MINUTE), (17, 3 * MINUTE), (132, 10 * MINUTE)] {
+        let mut bench = Bench::new(&all());
+        let flow = flow("10.1.0.1", 40000, "10.1.0.2", 443, protocol);
+        assert_eq!(bench.packet(Duration::ZERO, Direction::Outbound, &flow), Ok(()));
+        assert_eq!(bench.packet(Duration::ZERO, Direction::Inbound, &flow), Ok(()));
+        bench.reload(&in_only());
+        // An answer that was on its way, then both ends, who go on.
+        for direction in [Direction::Inbound, Direction::Outbound, Direction::Inbound] {
+            assert_eq!(bench.packet(second, direction, &flow), Err(DropReason::NoRule), "{direction:?}");
+        }
+        let firewall = Firewall { filter: &bench.filter, conntrack: &bench.conntrack };
+        let peer = bench.certificate.peer();
+        let told = firewall.explain(bench.start + second, Direction::Inbound, &flow, peer, &in_only());
+        assert_eq!((told.ended, told.rule), (Some(DropReason::NoRule), Some(0)));
+        assert_eq!(told.verdict(), Err(DropReason::NoRule));
+        assert_eq!(bench.packet(second, Direction::Inbound, &FlowKey { local_port: 40001, ..flow }), Ok(()));
+        // Nothing passed since the start: later it may be a flow of the other end's own, but a connection that goes on
+        // is none.
+        let later = bench.packet(timeout, Direction::Inbound, &flow);
+        assert_eq!(later, if protocol == 6 { Err(DropReason::NoRule) } else { Ok(()) });
+        assert_eq!(bench.packet(timeout * 2, Direction::Inbound, &flow), Ok(()));
+    }
 }
 
 #[test]
@@ -410,4 +446,152 @@ proptest! {
             );
         }
     }
+}
+
+/// Allows flows of this direction whose other end is this.
+#[derive(Debug)]
+struct Only {
+    version: u64,
+    direction: Direction,
+    name: &'static str,
+    address: &'static str,
+    is_peer: bool,
+}
+
+impl NetworkPolicy for Only {
+    fn version(&self) -> u64 {
+        self.version
+    }
+
+    fn judge(&self, direction: Direction, flow: &FlowKey, end: &OtherEnd<'_>, _: Occasion) -> PolicyVerdict {
+        assert_eq!(flow.remote, end.address);
+        let is_it = (direction, end.name, end.is_peer) == (self.direction, self.name, self.is_peer)
+            && end.address == self.address.parse::<IpAddr>().unwrap();
+        if is_it { PolicyVerdict::Allow } else { PolicyVerdict::Refuse }
+    }
+
+    fn reason(&self, _: Direction, _: &FlowKey, _: &OtherEnd<'_>) -> Option<String> {
+        None
+    }
+}
+
+#[test]
+fn policies_of_the_network_have_a_say_beside_the_rules_and_only_where_flows_begin() {
+    let mut bench =
+        Bench::new(&Policy { inbound: vec![Rule::any()], outbound: vec![Rule::any()], ..Policy::default() });
+    bench.certificate.unsafe_networks = nets(&["192.168.0.0/24"]);
+    let out = Only { version: 1, direction: Direction::Outbound, name: "peer", address: "10.1.0.2", is_peer: true };
+    bench.filter = bench.filter.with(Some(Arc::new(out)), 2);
+    let [first, second] = [1, 2].map(|port| flow("10.1.0.1", port, "10.1.0.2", 443, 6));
+    let (later, refused) = (Duration::from_secs(1), Err(DropReason::NetworkPolicy));
+    assert_eq!(bench.packet(Duration::ZERO, Direction::Inbound, &first), refused);
+    assert_eq!(bench.packet(Duration::ZERO, Direction::Outbound, &first), Ok(()));
+    assert_eq!(bench.packet(later, Direction::Inbound, &first), Ok(()), "answers pass");
+    assert_eq!(bench.packet(later, Direction::Inbound, &second), refused, "another flow");
+    let behind = flow("10.1.0.1", 1, "192.168.0.1", 443, 6);
+    assert_eq!(bench.packet(later, Direction::Outbound, &behind), refused, "it is not the peer's own address");
+    // An error about an allowed flow passes; one about another does not.
+    let firewall = Firewall { filter: &bench.filter, conntrack: &bench.conntrack };
+    let error = flow("10.1.0.1", 0, "10.1.0.2", 0, 1);
+    let millis = bench.conntrack.millis(bench.start + later);
+    let about =
+        |quoted| firewall.decide_error(millis, Direction::Inbound, &error, Some(quoted), bench.certificate.peer());
+    assert_eq!((about(&first), about(&second)), (Ok(()), refused));
+
+    // Another version is applied to flows that exist, with their next packet.
+    let other = Only { version: 2, direction: Direction::Outbound, name: "other", address: "10.1.0.2", is_peer: true };
+    bench.filter = bench.filter.with(Some(Arc::new(other)), 3);
+    assert_eq!(bench.packet(later, Direction::Inbound, &first), refused);
+    assert_eq!(bench.packet(later, Direction::Outbound, &first), refused);
+    bench.filter = bench.filter.with(None, 4);
+    assert_eq!(bench.packet(later, Direction::Inbound, &first), Ok(()));
+
+    // What the rules refuse stays refused.
+    bench.reload(&Policy::default());
+    let out = Only { version: 1, direction: Direction::Outbound, name: "peer", address: "10.1.0.2", is_peer: true };
+    bench.filter = bench.filter.with(Some(Arc::new(out)), 6);
+    assert_eq!(bench.packet(later, Direction::Outbound, &first), Err(DropReason::NoRule));
+}
+
+/// Refuses one port, and another one in audit. Remembers what it was asked about.
+#[derive(Debug, Default)]
+struct Asked {
+    refused: u16,
+    audited: u16,
+    occasions: std::sync::Mutex<Vec<(Occasion, u16)>>,
+}
+
+impl Asked {
+    fn take(&self) -> Vec<(Occasion, u16)> {
+        std::mem::take(&mut *self.occasions.lock().unwrap())
+    }
+}
+
+impl NetworkPolicy for Asked {
+    fn version(&self) -> u64 {
+        1
+    }
+
+    fn judge(&self, _: Direction, flow: &FlowKey, _: &OtherEnd<'_>, occasion: Occasion) -> PolicyVerdict {
+        self.occasions.lock().unwrap().push((occasion, flow.remote_port));
+        match flow.remote_port {
+            port if port == self.refused => PolicyVerdict::Refuse,
+            port if port == self.audited => PolicyVerdict::AllowInAudit,
+            _ => PolicyVerdict::Allow,
+        }
+    }
+
+    fn reason(&self, _: Direction, _: &FlowKey, _: &OtherEnd<'_>) -> Option<String> {
+        None
+    }
+}
+
+#[test]
+fn policies_are_asked_once_about_a_flow_and_again_when_they_change() {
+    let mut bench = Bench::new(&outbound_only());
+    let to = |port| flow("10.1.0.1", 1, "10.1.0.2", port, 6);
+    let is_audited = |bench: &Bench, after: Duration, port: u16| {
+        let firewall = Firewall { filter: &bench.filter, conntrack: &bench.conntrack };
+        let (now, hash) = (bench.conntrack.millis(bench.start + after), bench.conntrack.hash(&to(port)));
+        let admitted = firewall.decide(
+            hash,
+            now,
+            About { direction: Direction::Outbound, flow: &to(port), original: None },
+            bench.certificate.peer(),
+        );
+        admitted.map(|admitted| admitted.is_in_audit).ok()
+    };
+    let policy = Arc::new(Asked { refused: 80, audited: 443, ..Asked::default() });
+    bench.filter = bench.filter.with(Some(Arc::clone(&policy) as Arc<dyn NetworkPolicy>), 2);
+    let verdicts = [80, 80, 443, 443, 22].map(|port| is_audited(&bench, Duration::ZERO, port));
+    assert_eq!(verdicts, [None, None, Some(true), Some(false), Some(false)]);
+    let (new, known) = (Occasion::NewFlow, Occasion::KnownFlow);
+    assert_eq!(policy.take(), [(new, 80), (new, 80), (new, 443), (new, 22)]);
+
+    // Flows that exist are judged again: one is refused now, another would be.
+    let policy = Arc::new(Asked { refused: 443, audited: 22, ..Asked::default() });
+    bench.filter = bench.filter.with(Some(Arc::clone(&policy) as Arc<dyn NetworkPolicy>), 3);
+    let verdicts = [443, 22, 22].map(|port| is_audited(&bench, Duration::from_secs(1), port));
+    assert_eq!(verdicts, [None, Some(true), Some(false)]);
+    assert_eq!(policy.take(), [(known, 443), (known, 22)]);
+
+    // An explanation is no traffic.
+    let firewall = Firewall { filter: &bench.filter, conntrack: &bench.conntrack };
+    let at = bench.start + Duration::from_secs(2);
+    let told = firewall.explain(at, Direction::Outbound, &to(443), bench.certificate.peer(), &outbound_only());
+    assert!(told.is_refused_by_network && told.verdict() == Err(DropReason::NetworkPolicy), "{told:?}");
+    assert!(told.ended.is_some(), "{told:?}");
+    assert_eq!(policy.take(), [(Occasion::Question, 443); 2]);
+}
+
+#[test]
+fn audited_flows_are_reported_a_few_times_a_second() {
+    let mut cache = FlowCache::default();
+    let flow = flow("10.1.0.1", 1, "10.1.0.2", 443, 6);
+    let passed = Passed { flow, direction: Direction::Outbound, tunnel: LocalIndex(1), generation: 1 };
+    let reported = (0..1000).filter(|now| {
+        cache.note_audited(&passed, *now);
+        cache.take_audited().is_some()
+    });
+    assert_eq!(reported.count(), 8);
 }

@@ -21,7 +21,7 @@ impl<'a> Egress<'a> {
         let hash = forwarder.conntrack.hash(flow);
         if is_usual(packet.bytes, packet.parsed)
             && let Some(known) = self.lane.outbound_courses.get(hash, flow, self.now, |_| current.version)
-            && let Some(pass) = known.pass
+            && let Some((pass, claim)) = known.pass
             && let Some((peer, translation)) = match &known.course {
                 Course::Translated(translation) => Some((translation.wire.remote, Some(translation))),
                 Course::Direct => Some((flow.remote, None)),
@@ -32,12 +32,13 @@ impl<'a> Egress<'a> {
             // A path that has to be looked at is left to `carry`.
             let passes = |tunnel: &&Tunnel| tunnel.path_limit.is_open() && snapshot.pass(tunnel) == pass;
             if let Some(tunnel) = lookup.tunnel().filter(passes)
+                && self.lane.flows.has(&claim)
                 && let Some(carrier) = forwarder.carrier(tunnel)
             {
                 if let Some(translation) = translation {
                     rewrite(packet.bytes, packet.parsed, packet.offload, &translation.out())?;
                 }
-                seal(self.lane, tunnel, &packet.plan.of(packet.bytes), &carrier)?;
+                seal(self.lane, tunnel, &packet.plan.of(packet.bytes), &carrier, claim.place)?;
                 tunnel.mark_sent();
                 return Ok(Verdict::Transmit);
             }

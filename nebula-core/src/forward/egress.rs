@@ -11,7 +11,7 @@ use super::segment::Plan;
 use super::{Forwarder, Lane, Offload};
 use crate::capture::{NoCourse, Translation};
 use crate::counters::Direction;
-use crate::firewall::Firewall;
+use crate::firewall::{About, Amount, Firewall, Place};
 use crate::tunnel::{Lookup, Tunnel};
 use crate::wire::icmp;
 use crate::wire::ip::{FlowKey, Packet};
@@ -105,7 +105,12 @@ impl<'a> Egress<'a> {
             lookup = self.find_other(flow, &hop);
         }
         let tunnel = lookup.tunnel().ok_or(Stop::NoTunnel(hop.peer))?;
-        self.admit(packet, form, Passage { flow, tunnel, course: course.filter(|_| hop.is_final()) })?;
+        let passage = Passage { flow, tunnel, course: course.filter(|_| hop.is_final()) };
+        let place = self.admit(packet, form, &passage).inspect_err(|reason| {
+            if !matches!(form, Form::Error(..)) {
+                self.note_refused(packet, tunnel, flow, *reason);
+            }
+        })?;
         // A tunnel without a path to the peer counts as no tunnel.
         let carrier = match tunnel.path_limit.is_open() {
             true => self.forwarder.carrier(tunnel).ok_or(Stop::NoTunnel(hop.peer))?,
@@ -118,31 +123,47 @@ impl<'a> Egress<'a> {
             }
             Form::Error(translation, _) => rewrite_quoted(packet.bytes, packet.parsed, translation, true)?,
         }
-        seal(self.lane, tunnel, &packet.plan.of(packet.bytes), &carrier)?;
+        seal(self.lane, tunnel, &packet.plan.of(packet.bytes), &carrier, place)?;
         tunnel.mark_sent();
         Ok(Verdict::Transmit)
     }
 
-    /// Asks the firewall whether a packet in this form may pass.
+    /// Asks the firewall whether a packet in this form may pass. Returns where it is counted.
     #[inline(always)]
-    fn admit(&mut self, packet: &Outgoing<'_>, form: &Form, passage: Passage<'_>) -> Result<(), DropReason> {
-        let Passage { flow, tunnel, course } = passage;
+    fn admit(&mut self, packet: &Outgoing<'_>, form: &Form, passage: &Passage<'_>) -> Result<Place, DropReason> {
+        let Passage { flow, tunnel, course } = *passage;
         let (snapshot, now, firewall) = (self.snapshot, self.now, self.firewall());
         let route = |flow: &FlowKey| snapshot.routes.shared(flow, tunnel);
         if let Form::Error(translation, _) = form {
-            return firewall.check_error(now, Direction::Outbound, flow, Some(&translation.wire), tunnel, route);
+            let quoted = Some(&translation.wire);
+            firewall.check_error(now, Direction::Outbound, flow, quoted, tunnel, route)?;
+            return Ok(Place::NONE);
         }
         if icmp::is_error(packet.bytes, packet.parsed) {
             let quoted = icmp::quoted_inbound(packet.bytes, packet.parsed);
-            return firewall.check_error(now, Direction::Outbound, flow, quoted.as_ref(), tunnel, route);
+            firewall.check_error(now, Direction::Outbound, flow, quoted.as_ref(), tunnel, route)?;
+            return Ok(Place::NONE);
         }
         let Some(course) = course else {
             return firewall.check(&mut self.lane.flows, now, Direction::Outbound, flow, tunnel, route);
         };
         let at = (now, self.forwarder.conntrack.hash(flow));
-        let until = firewall.check_for_a_while(&mut self.lane.flows, at, Direction::Outbound, flow, tunnel, route)?;
-        self.lane.outbound_courses.note_pass(course, &packet.parsed.flow, snapshot.pass(tunnel), until);
-        Ok(())
+        let original = &packet.parsed.flow;
+        let about = About { direction: Direction::Outbound, flow, original: Some(original) };
+        let (until, place) = firewall.check_for_a_while(&mut self.lane.flows, at, about, tunnel, route)?;
+        let pass = (snapshot.pass(tunnel), self.lane.flows.claim(place));
+        self.lane.outbound_courses.note_pass(course, original, pass, until);
+        Ok(place)
+    }
+
+    /// Counts a packet that is refused, for the record.
+    #[cold]
+    #[inline(never)]
+    fn note_refused(&self, packet: &Outgoing<'_>, tunnel: &Tunnel, flow: &FlowKey, reason: DropReason) {
+        let about = About { direction: Direction::Outbound, flow, original: Some(&packet.parsed.flow) };
+        let cut = packet.plan.of(packet.bytes);
+        let amount = Amount { packets: cut.count() as u64, bytes: cut.total_len() as u64 };
+        self.firewall().note_refused(self.now, about, Some(tunnel), (reason, amount));
     }
 
     #[inline]

@@ -90,4 +90,11 @@ impl Forwarder {
         let peer = Peer::new(tunnel, snapshot.routes.shared(flow, tunnel));
         firewall.explain(now, direction, flow, peer, policy)
     }
+
+    /// Why the policies of the network refuse a flow through `tunnel`, or would if those in audit were enforced.
+    pub(crate) fn explain_policies(&self, direction: Direction, flow: &FlowKey, tunnel: &Tunnel) -> Option<String> {
+        let snapshot = self.snapshot.load();
+        let peer = Peer::new(tunnel, snapshot.routes.shared(flow, tunnel));
+        snapshot.filter.policy_reason(direction, flow, peer)
+    }
 }

@@ -16,7 +16,7 @@ use super::route::{NextHop, Routes};
 use crate::capture::{Current, Directory, OpenedBefore, Pass, Translations};
 use crate::config::SubnetRoute;
 use crate::counters::Counters;
-use crate::firewall::{self, Conntrack, Filter};
+use crate::firewall::{self, Conntrack, Filter, NetworkPolicy};
 use crate::index::LocalIndex;
 use crate::relay::RelayTable;
 use crate::tunnel::{Tunnel, TunnelTable};
@@ -38,6 +38,8 @@ pub(crate) struct LocalPolicy {
     pub(crate) drop_multicast: bool,
     /// Rules and timeouts.
     pub(crate) firewall: firewall::Policy,
+    /// Policies of the network.
+    pub(crate) network_policy: Option<Arc<dyn NetworkPolicy>>,
 }
 
 impl From<&Config> for LocalPolicy {
@@ -50,6 +52,7 @@ impl From<&Config> for LocalPolicy {
             drop_local_broadcast: config.drop_local_broadcast,
             drop_multicast: config.drop_multicast,
             firewall: config.firewall.clone(),
+            network_policy: config.network_policy.clone(),
         }
     }
 }
@@ -115,6 +118,17 @@ impl Forwarder {
         let old = self.snapshot.load();
         let generation = old.filter.generation().wrapping_add(1);
         self.snapshot.store(Arc::new(Snapshot::new(local, old.capture.clone(), generation, Some(&old.routes))));
+    }
+
+    /// Replaces the policies of the network. Flows that are already allowed are checked again with their next packet,
+    /// unless the version is that of before.
+    pub(crate) fn set_network_policy(&self, policy: Option<Arc<dyn NetworkPolicy>>) {
+        let old = self.snapshot.load();
+        let version = |policy: Option<&Arc<dyn NetworkPolicy>>| policy.map(|policy| policy.version());
+        let differs = version(old.filter.network_policy()) != version(policy.as_ref());
+        let generation = old.filter.generation().wrapping_add(u32::from(differs));
+        let filter = Arc::new(old.filter.with(policy, generation));
+        self.snapshot.store(Arc::new(Snapshot { filter, ..Snapshot::clone(&old) }));
     }
 
     /// Replaces what is known about the cluster. Known flows are checked again with their next packet.
@@ -214,7 +228,7 @@ impl Forwarder {
     /// The verified certificate of the peer at the other end of a tunnel; `None` if that has ended.
     #[must_use]
     pub fn certificate(&self, tunnel: LocalIndex) -> Option<VerifiedCertificate> {
-        Some(self.tunnels().by_index(tunnel)?.peer.clone())
+        Some(self.tunnels().by_index(tunnel)?.peer.as_ref().clone())
     }
 
     /// Sum of the counters of all lanes, by name.
@@ -239,8 +253,8 @@ impl Forwarder {
     }
 
     /// Forgets the firewall's flows with a peer, named by the first address of its certificate.
-    pub(crate) fn forget_flows(&self, peer: IpAddr) {
-        self.conntrack.forget(peer);
+    pub(crate) fn forget_flows(&self, peer: IpAddr, now: Instant) {
+        self.conntrack.forget(peer, now);
     }
 
     /// Number of flows under translated addresses.
@@ -267,12 +281,13 @@ impl Forwarder {
 
 impl Snapshot {
     fn new(local: LocalPolicy, capture: Option<Current>, generation: u32, old: Option<&Routes>) -> Self {
+        let filter = Filter::new(&local.firewall, &local.networks, &local.unsafe_networks, generation);
         Self {
             capture,
             drop_local_broadcast: local.drop_local_broadcast,
             drop_multicast: local.drop_multicast,
             routes: Arc::new(Routes::new(&local.networks, &local.subnets, old)),
-            filter: Arc::new(Filter::new(&local.firewall, &local.networks, &local.unsafe_networks, generation)),
+            filter: Arc::new(filter.under(local.network_policy)),
         }
     }
 

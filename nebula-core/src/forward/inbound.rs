@@ -15,7 +15,7 @@ use super::sort::{MAX_MESSAGE_LEN, MAX_UNAUTHENTICATED, sort};
 use super::{Forwarder, Lane, Offload, Received};
 use crate::capture::Translation;
 use crate::counters::{Counter, Direction};
-use crate::firewall::Firewall;
+use crate::firewall::{About, Amount, Firewall, Place};
 use crate::index::{LocalIndex, RelayIndex};
 use crate::tunnel::Tunnel;
 use crate::wire::header::{HEADER_LEN, MessageType, TAG_LEN};
@@ -95,9 +95,12 @@ fn only_measures(buffer: &[u8], run: &[Piece]) -> bool {
 /// The previous flow of a run.
 struct Last {
     flow: FlowKey,
-    verdict: Result<(), DropReason>,
+    /// Where its packets are counted.
+    verdict: Result<Place, DropReason>,
     /// Under capture: how its packets are translated back.
     back: Option<Translation>,
+    /// What the lane had delivered before: packets, bytes.
+    before: [u64; 2],
 }
 
 impl Ingress<'_> {
@@ -138,6 +141,9 @@ impl Ingress<'_> {
                     self.lane.sample(self.now, (Direction::Inbound, reason), Some(tunnel.local_index), flow);
                 }
             }
+        }
+        if let Some(last) = &last {
+            self.count(last);
         }
         // Once for a run, from what the lane counts anyway.
         tunnel.session.count_received(self.lane.counters.get(Counter::BytesIn).wrapping_sub(before));
@@ -188,11 +194,17 @@ impl Ingress<'_> {
     ) -> Result<(), DropReason> {
         let packet = Packet::inbound(&buffer[plaintext.clone()])?;
         if icmp::is_error(&buffer[plaintext.clone()], &packet) {
+            if let Some(last) = last.take() {
+                self.count(&last);
+            }
             return self.error(buffer, plaintext, packet, tunnel);
         }
         let last = match last {
             Some(last) if last.flow == packet.flow => last,
             _ => {
+                if let Some(last) = last {
+                    self.count(last);
+                }
                 let (snapshot, now, flow) = (self.snapshot, self.now, &packet.flow);
                 let (verdict, back) = match &snapshot.capture {
                     None => {
@@ -203,13 +215,12 @@ impl Ingress<'_> {
                     }
                     Some(current) => self.admit_captured(current, flow, tunnel),
                 };
-                last.insert(Last { flow: packet.flow, verdict, back })
+                last.insert(Last { flow: packet.flow, verdict, back, before: self.delivered() })
             }
         };
-        if last.verdict == Err(DropReason::NoRule) && self.snapshot.filter.rejects(Direction::Inbound) {
-            self.answer(&buffer[plaintext.clone()], &packet, tunnel);
+        if let Err(reason) = last.verdict {
+            return Err(self.refuse_packet(&buffer[plaintext], &packet, tunnel, reason));
         }
-        last.verdict?;
         // The flow on the wire stands for the translated one in what follows.
         if last.back.is_some() || packet.fragmented && self.snapshot.capture.is_some() {
             let bytes = &mut buffer[plaintext.clone()];
@@ -220,6 +231,32 @@ impl Ingress<'_> {
         }
         self.deliver(buffer, plaintext, &packet);
         Ok(())
+    }
+
+    /// What the lane has delivered so far: packets, bytes.
+    fn delivered(&self) -> [u64; 2] {
+        [Counter::PacketsIn, Counter::BytesIn].map(|counter| self.lane.counters.get(counter))
+    }
+
+    /// Counts what was delivered of a flow since it came up, from what the lane counts anyway.
+    fn count(&mut self, last: &Last) {
+        if let Ok(place) = last.verdict {
+            let [packets, bytes] = self.delivered();
+            self.lane.flows.count(place, packets.wrapping_sub(last.before[0]), bytes.wrapping_sub(last.before[1]));
+        }
+    }
+
+    /// Answers a refused packet if its sender is to know, and counts it.
+    #[cold]
+    fn refuse_packet(&mut self, packet: &[u8], parsed: &Packet, tunnel: &Tunnel, reason: DropReason) -> DropReason {
+        if reason.is_refused_flow() && self.snapshot.filter.rejects(Direction::Inbound) {
+            self.answer(packet, parsed, tunnel);
+        }
+        let firewall = Firewall { filter: &self.snapshot.filter, conntrack: &self.forwarder.conntrack };
+        let about = About { direction: Direction::Inbound, flow: &parsed.flow, original: None };
+        let amount = Amount { packets: 1, bytes: packet.len() as u64 };
+        firewall.note_refused(self.now, about, Some(tunnel), (reason, amount));
+        reason
     }
 
     /// Handles an ICMP error.
@@ -261,7 +298,7 @@ impl Ingress<'_> {
         let bytes = answer.len() + HEADER_LEN + TAG_LEN;
         let Some(carrier) = self.forwarder.carrier_for(tunnel, bytes) else { return };
         let cut = Packet::outbound(&answer).and_then(|parsed| Cut::new(&answer, &parsed, Offload::default()));
-        if cut.and_then(|cut| seal(self.lane, tunnel, &cut, &carrier)).is_ok() {
+        if cut.and_then(|cut| seal(self.lane, tunnel, &cut, &carrier, Place::NONE)).is_ok() {
             self.batch.answers += 1;
             self.lane.counters.add(Counter::Rejected, 1);
             tunnel.mark_sent();

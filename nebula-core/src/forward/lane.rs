@@ -13,7 +13,7 @@ use super::{Delivery, Offload, Run};
 use crate::Punt;
 use crate::capture::{InboundCourses, OutboundCourses};
 use crate::counters::{Counters, Direction, DropReason};
-use crate::firewall::FlowCache;
+use crate::firewall::{FlowCache, Passed};
 use crate::index::LocalIndex;
 use crate::tunnel::TunnelHint;
 use crate::wire::ip::FlowKey;
@@ -164,6 +164,7 @@ impl Lane {
         let is_policy = matches!(
             reason,
             DropReason::NoRule
+                | DropReason::NetworkPolicy
                 | DropReason::NoRoute
                 | DropReason::RemoteAddress
                 | DropReason::LocalAddress
@@ -184,7 +185,9 @@ impl Lane {
 
     /// Takes the punts that the control plane must handle.
     pub fn take_punts(&mut self) -> impl Iterator<Item = Punt> {
-        self.punts.drain(..)
+        let audited = self.flows.take_audited();
+        let audited = audited.map(|Passed { direction, flow, tunnel, .. }| Punt::Audited { direction, flow, tunnel });
+        self.punts.drain(..).chain(audited)
     }
 
     /// When to call [`crate::Forwarder::inbound_early`] if nothing is received before then; `None` if no datagram waits
@@ -223,7 +226,10 @@ impl Lane {
         self.punts.shrink_to_fit();
         self.coalescer.release_memory();
         self.batch = Batch::default();
-        self.flows = FlowCache::default();
+        // What it has counted is not to be lost.
+        if !self.flows.has_untold() {
+            self.flows = FlowCache::default();
+        }
         self.outbound_courses = OutboundCourses::default();
         self.inbound_courses = InboundCourses::default();
         self.last_tunnel = TunnelHint::default();

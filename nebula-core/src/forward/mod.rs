@@ -23,6 +23,7 @@ mod outbound;
 mod piece;
 #[cfg(test)]
 mod recipe;
+mod records;
 mod reject;
 mod relayed;
 mod rewrite;

@@ -7,6 +7,7 @@ use super::reject::{self, MAX_ANSWERS, Meaning};
 use super::segment::Plan;
 use super::{Forwarder, Lane, Offload};
 use crate::counters::{Counter, Direction};
+use crate::firewall::{About, Amount};
 use crate::wire::ip::Packet;
 use crate::{DropReason, PacketOwned, Punt, Verdict};
 
@@ -64,12 +65,25 @@ impl Egress<'_> {
                 reason
             }
         };
+        if matches!(reason, DropReason::NoRoute | DropReason::Refused | DropReason::EndpointGone) {
+            self.note_nowhere(packet, reason);
+        }
         self.lane.counters.drop_one(Direction::Outbound, reason);
         if self.lane.may_sample(self.now) {
             let flow = || Packet::outbound(packet).ok().map(|packet| packet.flow);
             self.lane.sample(self.now, (Direction::Outbound, reason), None, flow);
         }
         Verdict::Drop(reason)
+    }
+
+    /// Counts a packet without a peer that would get it, for the record.
+    #[cold]
+    fn note_nowhere(&self, packet: &[u8], reason: DropReason) {
+        if let Ok(parsed) = Packet::outbound(packet) {
+            let about = About { direction: Direction::Outbound, flow: &parsed.flow, original: None };
+            let amount = Amount { packets: 1, bytes: packet.len() as u64 };
+            self.firewall().note_refused(self.now, about, None, (reason, amount));
+        }
     }
 
     /// Hands a packet to an unknown destination to the control plane, which waits for a newer directory.
@@ -86,9 +100,11 @@ impl Egress<'_> {
     #[cold]
     fn answer(&mut self, packet: &[u8], reason: DropReason) {
         let meaning = match reason {
-            DropReason::NoRule | DropReason::NoRoute | DropReason::RemoteAddress | DropReason::LocalAddress => {
-                Meaning::Prohibited
-            }
+            DropReason::NoRule
+            | DropReason::NetworkPolicy
+            | DropReason::NoRoute
+            | DropReason::RemoteAddress
+            | DropReason::LocalAddress => Meaning::Prohibited,
             DropReason::Refused | DropReason::EndpointGone => Meaning::PortClosed,
             _ => return,
         };

@@ -6,6 +6,7 @@ use super::segment::Cut;
 use super::{Carrier, Lane, Run};
 use crate::DropReason;
 use crate::counters::Counter;
+use crate::firewall::Place;
 use crate::tunnel::Tunnel;
 use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
 
@@ -14,7 +15,14 @@ const MAX_RUN_BYTES: usize = 65_000;
 
 /// Segments and seals straight into the arena: one `[header][packet][tag]` after the other, each inside a relay frame
 /// if the path is relayed.
-pub(super) fn seal(lane: &mut Lane, tunnel: &Tunnel, cut: &Cut<'_>, carrier: &Carrier) -> Result<(), DropReason> {
+/// They are counted for the flow that has this place.
+pub(super) fn seal(
+    lane: &mut Lane,
+    tunnel: &Tunnel,
+    cut: &Cut<'_>,
+    carrier: &Carrier,
+    place: Place,
+) -> Result<(), DropReason> {
     let count = cut.count();
     let first = tunnel.session.reserve(count as u64).ok_or(DropReason::CounterExhausted)?;
     let frames = carrier.frames(count as u64)?;
@@ -41,6 +49,7 @@ pub(super) fn seal(lane: &mut Lane, tunnel: &Tunnel, cut: &Cut<'_>, carrier: &Ca
     }
     lane.counters.add(Counter::PacketsOut, count as u64);
     lane.counters.add(Counter::BytesOut, bytes as u64);
+    lane.flows.count(place, count as u64, bytes as u64);
     tunnel.session.count_sent(bytes as u64);
     Ok(())
 }

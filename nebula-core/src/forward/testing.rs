@@ -203,6 +203,7 @@ pub(super) fn local_policy(networks: &[&str]) -> LocalPolicy {
         drop_local_broadcast: false,
         drop_multicast: false,
         firewall,
+        network_policy: None,
     }
 }
 

@@ -7,19 +7,19 @@ use super::rewrite::{rewrite, rewrite_quoted};
 use crate::DropReason;
 use crate::capture::{Course, Current, Identity, Translation, tcp};
 use crate::counters::Direction;
-use crate::firewall::Firewall;
+use crate::firewall::{About, Firewall, Place};
 use crate::tunnel::Tunnel;
 use crate::wire::ip::{FlowKey, Packet, protocol};
 
 impl Ingress<'_> {
-    /// Whether the packets of a flow may pass, and how they are translated back.
+    /// Whether the packets of a flow may pass, where they are counted, and how they are translated back.
     #[inline(never)]
     pub(super) fn admit_captured(
         &mut self,
         current: &Current,
         flow: &FlowKey,
         tunnel: &Tunnel,
-    ) -> (Result<(), DropReason>, Option<Translation>) {
+    ) -> (Result<Place, DropReason>, Option<Translation>) {
         let (forwarder, snapshot, now) = (self.forwarder, self.snapshot, self.now);
         let lane = &mut *self.lane;
         // Read before the lookup: a flow that is added during it makes the answer stale, never wrong.
@@ -27,29 +27,37 @@ impl Ingress<'_> {
         let hash = forwarder.conntrack.hash(flow);
         let stamp = |back: &Option<Translation>| if back.is_some() { current.version } else { added };
         let known = lane.inbound_courses.get(hash, flow, now, stamp);
-        if let Some(known) = known.filter(|known| known.pass == Some(snapshot.pass(tunnel))) {
-            return (Ok(()), known.course);
+        if let Some(known) = known
+            && let Some((pass, claim)) = known.pass
+            && pass == snapshot.pass(tunnel)
+            && lane.flows.has(&claim)
+        {
+            return (Ok(claim.place), known.course);
         }
         let known = known.map(|known| known.course);
         let firewall = Firewall { filter: &snapshot.filter, conntrack: &forwarder.conntrack };
         let route = |flow: &FlowKey| snapshot.routes.shared(flow, tunnel);
-        let mut check =
-            |direction| firewall.check_for_a_while(&mut lane.flows, (now, hash), direction, flow, tunnel, route);
+        let mut check = |direction| {
+            let about = About { direction, flow, original: None };
+            firewall.check_for_a_while(&mut lane.flows, (now, hash), about, tunnel, route)
+        };
         let mut verdict = check(Direction::Inbound);
-        if verdict == Err(DropReason::NoRule) && added > 0 && forwarder.translations.is_resumed(current, flow, now) {
+        let is_refused = verdict.is_err_and(DropReason::is_refused_flow);
+        if is_refused && added > 0 && forwarder.translations.is_resumed(current, flow, now) {
             verdict = check(Direction::Outbound);
         }
         match verdict {
             Err(reason) => (Err(reason), None),
-            Ok(_) if added == 0 || flow.fragment => (Ok(()), None),
-            Ok(until) => {
+            Ok((_, place)) if added == 0 || flow.fragment => (Ok(place), None),
+            Ok((until, place)) => {
                 let back = known.unwrap_or_else(|| {
                     let back = forwarder.translations.back(current, flow, now);
                     lane.inbound_courses.insert(hash, flow, now, (stamp(&back), back));
                     back
                 });
-                lane.inbound_courses.note_pass(hash, flow, snapshot.pass(tunnel), until);
-                (Ok(()), back)
+                let pass = (snapshot.pass(tunnel), lane.flows.claim(place));
+                lane.inbound_courses.note_pass(hash, flow, pass, until);
+                (Ok(place), back)
             }
         }
     }

@@ -1,14 +1,15 @@
 //! The bytes of a [`State`]: protobuf with a version in front, bounded in every list and as a whole.
 //!
 //! A release with another minor version has more or fewer fields: those that are not known are skipped, and what is
-//! missing counts as not known. Another major version is refused. `tests/vectors/handover` has a recorded document.
+//! missing counts as not known. Another major version is refused. `tests/vectors/handover` has a
+//! recorded document of each version.
 
 mod parts;
 
 use nebula_cert::protobuf::{Fields, Malformed, Value, Writer};
 use zeroize::Zeroizing;
 
-pub(super) use self::parts::{MAX_AFFINITIES, MAX_FLOWS, MAX_HOPS, MAX_PEERS, MAX_SESSIONS};
+pub(super) use self::parts::{MAX_AFFINITIES, MAX_ATTACHED, MAX_FLOWS, MAX_HOPS, MAX_PEERS, MAX_SESSIONS};
 use super::State;
 
 /// Maximum length of a document in bytes: more than 100,000 peers with as many sessions and a million flows have.
@@ -16,7 +17,7 @@ pub const MAX_DOCUMENT: usize = 256 << 20;
 
 const MAGIC: &[u8] = b"nebula handover";
 const MAJOR: u64 = 1;
-const MINOR: u64 = 0;
+const MINOR: u64 = 1;
 
 /// Why bytes are not a state that this release understands, or a state cannot be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use nebula_cert::Certificate;
 
-use super::encoding::{MAX_AFFINITIES, MAX_FLOWS, MAX_HOPS, MAX_PEERS, MAX_SESSIONS};
+use super::encoding::{DecodeError, MAX_AFFINITIES, MAX_ATTACHED, MAX_FLOWS, MAX_HOPS, MAX_PEERS, MAX_SESSIONS};
 use crate::capture::{HandedOverAffinity, HandedOverCourse};
 use crate::firewall::HandedOverFlow;
 use crate::index::{LocalIndex, RelayIndex};
@@ -29,6 +29,8 @@ pub struct State {
     pub(crate) affinities: Vec<HandedOverAffinity>,
     /// By their stable names.
     pub(crate) counters: BTreeMap<String, u64>,
+    /// What the program around the node hands over besides.
+    pub(crate) attached: Vec<u8>,
 }
 
 /// Who a peer is, and the way to it.
@@ -94,6 +96,24 @@ impl State {
     pub fn forget_keys(&mut self) {
         self.sessions.clear();
         self.hops.clear();
+    }
+
+    /// Adds what the program around the node hands over besides, in a form of its own.
+    ///
+    /// # Errors
+    /// Returns an error if it has more than 1 MiB.
+    pub fn attach(&mut self, bytes: Vec<u8>) -> Result<(), DecodeError> {
+        if bytes.len() > MAX_ATTACHED {
+            return Err(DecodeError::TooMany("bytes of the program"));
+        }
+        self.attached = bytes;
+        Ok(())
+    }
+
+    /// What the earlier program attached; empty if that was nothing.
+    #[must_use]
+    pub fn attached(&self) -> &[u8] {
+        &self.attached
     }
 
     /// The state without what a document has no room for: the flows that were idle for longest.

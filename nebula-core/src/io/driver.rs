@@ -515,7 +515,7 @@ impl Handle {
     /// Certificate of the peer of a live tunnel.
     #[must_use]
     pub fn certificate(&self, tunnel: LocalIndex) -> Option<VerifiedCertificate> {
-        Some(self.shared.forwarder.tunnels().by_index(tunnel)?.peer.clone())
+        Some(self.shared.forwarder.tunnels().by_index(tunnel)?.peer.as_ref().clone())
     }
 
     /// Number of flows the firewall tracks.

@@ -40,7 +40,8 @@ fn lanes_that_see_a_flow_first_remember_it_once() {
         let conntrack = Arc::new(Conntrack::new(now, 1, 10));
         let tunnel = tunnel(LocalIndex(1), peer.clone());
         let pass = move |direction, filter: &Filter, conntrack: &Conntrack, tunnel: &Tunnel| {
-            Firewall { filter, conntrack }.check(&mut FlowCache::default(), now, direction, &flow(7), tunnel, |_| None)
+            let firewall = Firewall { filter, conntrack };
+            firewall.check(&mut FlowCache::default(), now, direction, &flow(7), tunnel, |_| None).map(|_| ())
         };
         let lanes = [(); 2].map(|()| {
             let (filter, conntrack, tunnel) = (Arc::clone(&filter), Arc::clone(&conntrack), Arc::clone(&tunnel));
@@ -68,13 +69,15 @@ fn a_packet_under_new_rules_is_judged_by_them_while_another_lane_still_uses_the_
             thread::spawn(move || {
                 let firewall = Firewall { filter: &filters[0], conntrack: &conntrack };
                 let mut cache = FlowCache::default();
-                [(); 2].map(|()| firewall.check(&mut cache, now, Direction::Inbound, &flow(7), &tunnel, |_| None))
+                [(); 2].map(|()| {
+                    firewall.check(&mut cache, now, Direction::Inbound, &flow(7), &tunnel, |_| None).map(|_| ())
+                })
             })
         };
         let firewall = Firewall { filter: &filters[1], conntrack: &conntrack };
         let mut cache = FlowCache::default();
         for direction in [Direction::Inbound, Direction::Outbound] {
-            let verdict = firewall.check(&mut cache, now, direction, &flow(7), &tunnel, |_| None);
+            let verdict = firewall.check(&mut cache, now, direction, &flow(7), &tunnel, |_| None).map(|_| ());
             assert_eq!(verdict, Err(DropReason::NoRule));
         }
         assert_eq!(late.join().unwrap(), [Ok(()); 2]);
@@ -94,7 +97,8 @@ fn lanes_together_never_remember_more_than_the_cap() {
             thread::spawn(move || {
                 let firewall = Firewall { filter: &filter, conntrack: &conntrack };
                 let mut cache = FlowCache::default();
-                let verdict = firewall.check(&mut cache, now, Direction::Inbound, &flow(port), &tunnel, |_| None);
+                let verdict =
+                    firewall.check(&mut cache, now, Direction::Inbound, &flow(port), &tunnel, |_| None).map(|_| ());
                 assert!(conntrack.len() <= 1);
                 verdict
             })

@@ -209,7 +209,7 @@ impl Verifier for KnownCallers<'_> {
         let known = address.and_then(|address| {
             let calling = self.half_open.of_peer(address).next().map(|answered| &answered.peer);
             let newest = || self.tunnels.of_peer(address).last().and_then(|index| self.tunnels.get(*index));
-            calling.or_else(|| newest().map(|live| &live.tunnel.peer))
+            calling.or_else(|| newest().map(|live| &*live.tunnel.peer))
         });
         self.trust.verify_known(certificate, known, at)
     }

@@ -49,7 +49,7 @@ impl Node {
         for (index, peer) in former {
             self.close_tunnel(index, TunnelDownReason::PeerReplaced);
             if let Some(peer) = peer {
-                self.forwarder.forget_flows(peer);
+                self.forwarder.forget_flows(peer, now);
             }
         }
         let incarnation = |address| Some((old?.incarnation(address)?, directory.incarnation(address)?));

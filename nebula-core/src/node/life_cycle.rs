@@ -34,7 +34,7 @@ impl Node {
             relay,
             local_index: tunnel.local_index,
             remote_index: tunnel.remote_index,
-            certificate: (&tunnel.peer).into(),
+            certificate: (&*tunnel.peer).into(),
             initiator: tunnel.initiator,
             took: established.took.unwrap_or_default(),
         });

@@ -15,6 +15,7 @@
 
 mod confirmation;
 mod denied;
+mod flow_records;
 mod gateways;
 mod handover;
 mod handshakes;
@@ -162,6 +163,8 @@ impl Node {
             inheritance: None,
             forwarder: Arc::clone(&forwarder),
         };
+        node.forwarder.number_records_from(wall);
+        node.forwarder.set_flow_records(node.config.flow_records);
         node.forwarder.set_directory(node.config.capture.clone());
         node.housekeeping(now);
         if !node.config.keep.is_empty() {
@@ -194,6 +197,7 @@ impl Node {
             Punt::Dropped { direction, flow, reason, tunnel } => {
                 self.handle_dropped(now, (direction, reason), flow, tunnel);
             }
+            Punt::Audited { direction, flow, tunnel } => self.handle_audited(now, direction, flow, tunnel),
         }
     }
 
@@ -277,8 +281,7 @@ impl Node {
     pub fn connect(&mut self, now: Instant, peer: IpAddr) {
         self.now = now;
         if !self.forwarder.is_reachable(peer) {
-            self.start_handshake(now, peer, None);
-            self.try_relays(now, peer);
+            self.call(now, peer);
         }
     }
 
@@ -297,8 +300,7 @@ impl Node {
             self.send_waiting(now, packet);
             return;
         }
-        self.start_handshake(now, peer, None);
-        self.try_relays(now, peer);
+        self.call(now, peer);
         let most = self.config.handshakes.max_waiting_bytes.saturating_sub(self.validations.held_bytes());
         let lost = self.pending.push_packet(peer, packet, most);
         self.outbox.counters().drop_many(Direction::Outbound, DropReason::PendingFull, lost);

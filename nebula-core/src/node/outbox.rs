@@ -93,6 +93,7 @@ impl Outbox {
             Verdict::Bypass => self.bypasses.push_back(packet),
             Verdict::Deliver | Verdict::Punt | Verdict::Drop(_) => {}
         }
+        self.forwarder.settle_now(&mut self.lane, now);
         for delivery in self.lane.deliveries() {
             let whole = &self.lane.headers()[delivery.header.clone()];
             cut_packet(whole, delivery.offload, |packet| self.packets.push_back(packet.to_vec()));

@@ -18,6 +18,9 @@ impl Node {
         let new = self.config.reloaded(wanted);
         let parts = self.config.differing_parts(&new);
         let old = std::mem::replace(&mut self.config, new);
+        if parts.iter().any(|part| matches!(part, Part::Identity | Part::Firewall | Part::NetworkPolicy)) {
+            self.forwarder.decide_records(&old.firewall);
+        }
         for part in &parts {
             match part {
                 Part::Trust | Part::DisconnectInvalid => self.close_refused(now),
@@ -32,12 +35,14 @@ impl Node {
                 Part::PathMtu => self.examine_all_paths(),
                 Part::MeasurePaths => self.forget_measurements(),
                 Part::Keep => self.apply_kept(now),
+                Part::FlowRecords => self.forwarder.set_flow_records(self.config.flow_records),
                 Part::Capture => {
                     self.end_former_pods(now, old.capture.as_deref());
                     self.forwarder.set_directory(self.config.capture.clone());
                     self.forwarder.resume_waiting(now);
                     self.release_held(now);
                 }
+                Part::NetworkPolicy => self.forwarder.set_network_policy(self.config.network_policy.clone()),
                 // Read from the configuration whenever they are needed.
                 Part::InitiatingVersion | Part::RecvError | Part::Punchy | Part::Timers | Part::PreferredRanges => {}
             }

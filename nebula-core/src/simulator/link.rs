@@ -94,7 +94,7 @@ impl Gate {
     /// Returns the reason why it is dropped.
     pub fn check(&mut self, now: Instant, direction: Direction, flow: &FlowKey) -> Result<(), DropReason> {
         let firewall = Firewall { filter: &self.filter, conntrack: &self.conntrack };
-        firewall.check(&mut self.cache, now, direction, flow, &self.tunnel, |_| None)
+        firewall.check(&mut self.cache, now, direction, flow, &self.tunnel, |_| None).map(|_| ())
     }
 }
 

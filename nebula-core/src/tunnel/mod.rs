@@ -45,8 +45,8 @@ pub(crate) struct Tunnel {
     pub local_index: LocalIndex,
     /// Peer's index.
     pub remote_index: RemoteIndex,
-    /// The peer's verified certificate.
-    pub peer: VerifiedCertificate,
+    /// The peer's verified certificate, shared with records of its flows.
+    pub peer: Arc<VerifiedCertificate>,
     /// The identity that owns the flows in this tunnel.
     pub(crate) identity: PeerIdentity,
     /// The peer's overlay addresses, primary first.
@@ -100,7 +100,7 @@ impl Tunnel {
             remote_index: done.remote_index,
             peer_addresses: addresses_of(&done.peer),
             identity: (&done.peer).into(),
-            peer: done.peer,
+            peer: Arc::new(done.peer),
             session: Session::starting_at(done.keys, counter),
             initiator: done.initiator,
             own_version: done.own_version,

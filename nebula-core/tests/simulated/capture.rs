@@ -544,3 +544,74 @@ fn every_protocol_goes_to_pods_in_the_tunnel_and_sctp_to_services_too() {
     }
     assert!(net.bypassed(hosts[0]).is_empty());
 }
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(v4) => v4.octets().to_vec(),
+        IpAddr::V6(v6) => v6.octets().to_vec(),
+    }
+}
+
+/// Ports are used again while flows of before are still known, and rules change meanwhile. Whoever may only ask gets
+/// answers, and who may only be asked gives them: an answer whose question is not known would be lost.
+#[test]
+fn answers_come_back_whichever_ports_are_used_again() {
+    for v6 in [false, true] {
+        let known = cluster(&[1, 2, 3], &[1, 2, 3]);
+        let (mut net, hosts) = pods::<3>(31, &known);
+        hosts[1..].iter().for_each(|host| net.set_directory(*host, &known));
+        let mut random = 7_u32;
+        let mut next = |below: usize| {
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (random >> 8) as usize % below
+        };
+        let (mut answered, mut may_ask, mut may_be_asked) = (0, true, true);
+        for round in 0..6000 {
+            if next(40) == 0 {
+                (may_ask, may_be_asked) = [(true, true), (true, false), (false, true)][next(3)];
+                let rules = |is_open: bool| if is_open { vec![Rule::any()] } else { Vec::new() };
+                net.control(hosts[0], |node, now| {
+                    node.reconfigure(now, |config| {
+                        (config.firewall.outbound, config.firewall.inbound) = (rules(may_ask), rules(may_be_asked));
+                    })
+                });
+            }
+            net.run_for(Duration::from_millis(next(2000) as u64));
+            let before: Vec<_> = hosts.iter().map(|host| net.packets(*host).len()).collect();
+            let client = next(3);
+            let (to, to_port) = match next(2) {
+                0 => (service(v6), 80),
+                _ => (pod(((client + 1 + next(2)) % 3 + 1) as u8, v6), 8080),
+            };
+            let port = PORT + next(20) as u16;
+            let own = pod(client as u8 + 1, v6);
+            let _verdict = net.send_packet(hosts[client], &udp(own, to, (port, to_port), b"question"));
+            net.run_for(Duration::from_millis(20));
+            let (at, what) = (if v6 { 40 } else { 20 }, format!("round {round}: {own}:{port} to {to}:{to_port}"));
+            let ends = |packet: &[u8]| [0, 2].map(|n| u16::from_be_bytes([packet[at + n], packet[at + n + 1]]));
+            let got: Vec<_> = (0..3).filter(|n| net.packets(hosts[*n]).len() > before[*n]).collect();
+            let [server] = got[..] else {
+                // Nobody got it: the first pod asked, or was asked, and may not.
+                assert!(got.is_empty(), "{what}: {got:?}");
+                assert!(!may_ask && client == 0 || !may_be_asked && client != 0, "{what}");
+                continue;
+            };
+            if server == client {
+                continue;
+            }
+            assert!(if client == 0 { may_ask } else { server != 0 || may_be_asked }, "{what}");
+            let [wire_port, asked_port] = ends(net.packets(hosts[server]).last().expect("the question"));
+            assert_eq!(asked_port, 8080, "{what}");
+            let answer = udp(pod(server as u8 + 1, v6), own, (8080, wire_port), b"answer");
+            let _verdict = net.send_packet(hosts[server], &answer);
+            net.run_for(Duration::from_millis(20));
+            let answers = net.packets(hosts[client])[before[client]..].to_vec();
+            let [answer] = &answers[..] else { panic!("{what}: {} answers, {answered} before", answers.len()) };
+            assert!(answer.ends_with(b"answer") && ends(answer) == [to_port, port], "{what}");
+            let source = if v6 { &answer[8..24] } else { &answer[12..16] };
+            assert_eq!(source, octets(to), "{what}");
+            answered += 1;
+        }
+        assert!(answered > 2000, "{answered}");
+    }
+}

@@ -1,14 +1,17 @@
 //! What a node remembers of what went wrong, for the operator who asks why.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use nebula_cert::{Curve, Version};
 use nebula_core::config::{Cipher, Gateway, SubnetRoute};
 use nebula_core::counters::Direction;
 use nebula_core::diagnosis::{Attempt, Diagnosis, RefusalReason};
-use nebula_core::firewall::{Difference, NearMiss, PortRange, Protocol, Rule};
+use nebula_core::firewall::{
+    Difference, NearMiss, NetworkPolicy, Occasion, OtherEnd, PolicyVerdict, PortRange, Protocol, Rule,
+};
 use nebula_core::simulator::{HostId, HostSpec, SimNet};
-use nebula_core::{DropReason, Event, WallClock};
+use nebula_core::{DropReason, Event, FlowKey, WallClock};
 
 const SECOND: Duration = Duration::from_secs(1);
 const UNTIL_GIVEN_UP: Duration = Duration::from_secs(10);
@@ -234,6 +237,60 @@ fn a_dropped_packet_is_reported_with_the_nearest_rule() {
     assert_eq!((dropped.flow.local_port, dropped.peer), (443, Some(net.overlay(a))));
     assert_eq!(dropped.nearest, Some(NearMiss { rule: 2, differs: vec![Difference::Peer] }));
     assert!(dropped.times <= 2, "a flood is sampled: {}", dropped.times);
+}
+
+/// Refuses flows to one port, and in audit those to the next one.
+#[derive(Debug)]
+struct Ports(u16);
+
+impl NetworkPolicy for Ports {
+    fn version(&self) -> u64 {
+        1
+    }
+
+    fn judge(&self, direction: Direction, flow: &FlowKey, _: &OtherEnd<'_>, _: Occasion) -> PolicyVerdict {
+        let port = if direction == Direction::Inbound { flow.local_port } else { flow.remote_port };
+        match port {
+            port if port == self.0 => PolicyVerdict::Refuse,
+            port if port == self.0 + 1 => PolicyVerdict::AllowInAudit,
+            _ => PolicyVerdict::Allow,
+        }
+    }
+
+    fn reason(&self, _: Direction, _: &FlowKey, end: &OtherEnd<'_>) -> Option<String> {
+        Some(format!("no port for {}{}", end.name, "\u{20ac}".repeat(1000)))
+    }
+}
+
+#[test]
+fn flows_that_policies_refuse_or_would_refuse_are_reported_with_both_names_and_the_reason() {
+    let mut net = SimNet::new(15);
+    let b = net.add(HostSpec::new("b").config(|config| {
+        config.firewall.inbound = vec![Rule::any()];
+        config.network_policy = Some(Arc::new(Ports(80)));
+    }));
+    let a = net.add(HostSpec::new("a").knows(b).config(|config| config.network_policy = Some(Arc::new(Ports(90)))));
+    for n in 0..200 {
+        for port in [80, 81, 90, 91] {
+            let _verdict = net.send_udp(a, b, (5000 + n, port), b"x");
+        }
+        net.run_for(Duration::from_millis(10));
+    }
+    for (host, own, peer, direction, ports) in
+        [(a, "a", "b", Direction::Outbound, [90, 91]), (b, "b", "a", Direction::Inbound, [80, 81])]
+    {
+        let told = diagnosis(&mut net, host);
+        let [[dropped], [audited]] = [&told.drops[..], &told.audited[..]] else { panic!("one of each: {told:?}") };
+        for (one, port) in [dropped, audited].into_iter().zip(ports) {
+            assert_eq!((one.direction, one.reason), (direction, DropReason::NetworkPolicy));
+            let to = if direction == Direction::Inbound { one.flow.local_port } else { one.flow.remote_port };
+            assert_eq!(to, port);
+            let policy = one.policy.as_ref().expect("it says why");
+            assert_eq!((&*policy.own, &*policy.peer), (own, peer));
+            assert!(policy.reason.starts_with(&format!("no port for {peer}")) && policy.reason.len() <= 512);
+            assert!((1..=20).contains(&one.times), "a flood is sampled: {}", one.times);
+        }
+    }
 }
 
 #[test]

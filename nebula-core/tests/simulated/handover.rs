@@ -213,13 +213,35 @@ fn flows_are_judged_by_the_new_rules_before_their_first_packet() {
     net.edit_config(a, |config| config.firewall.inbound.clear());
     let before = net.table_sizes(a).flows;
     net.upgrade(a);
-    assert_eq!(net.table_sizes(a).flows, before - 1);
+    assert_eq!(net.table_sizes(a).flows, before, "the refused one has ended and stays known");
     let _verdict = net.send_udp(b, a, (1000, 53), b"again");
     let _verdict = net.send_udp(b, a, (80, 2000), b"answer");
     net.run_for(SECOND);
     assert_eq!(got(&net, a, 53), 1, "the new rules do not allow it");
     assert_eq!(got(&net, a, 2000), 1, "a opened it, and its rules allow that");
     assert_eq!(net.counter(a, "dropped_in_no_rule"), 1);
+    // Otherwise a could begin it the other way round, and b answer.
+    let _verdict = net.send_udp(a, b, (53, 1000), b"turned round");
+    net.run_for(SECOND);
+    assert_eq!((got(&net, b, 1000), net.counter(a, "dropped_out_no_rule")), (0, 1));
+}
+
+#[test]
+fn a_flow_that_the_old_process_ended_is_not_begun_from_its_other_end_under_the_new_one() {
+    let (mut net, [a, b]) = pair(24);
+    let _verdict = net.send_udp(b, a, (1000, 53), b"question");
+    net.run_for(SECOND);
+    net.control(a, |node, now| node.reconfigure(now, |config| config.firewall.inbound.clear()));
+    let _verdict = net.send_udp(b, a, (1000, 53), b"again");
+    net.run_for(SECOND);
+    // The rules of the next start are those of this one.
+    net.edit_config(a, |config| config.firewall.inbound.clear());
+    for _ in 0..2 {
+        net.upgrade(a);
+        let _verdict = net.send_udp(a, b, (53, 1000), b"turned round");
+        net.run_for(SECOND);
+    }
+    assert_eq!((got(&net, a, 53), got(&net, b, 1000), net.counter(a, "dropped_out_no_rule")), (1, 0, 2));
 }
 
 #[test]

@@ -21,6 +21,7 @@ mod early_data;
 mod endpoint_validation;
 mod firewall;
 mod flow_identity;
+mod flow_records;
 mod forged_first_messages;
 mod fragments;
 mod gateways;

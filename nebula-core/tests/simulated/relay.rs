@@ -10,12 +10,12 @@ use nebula_core::simulator::{HostId, HostSpec, NatBehaviour, SimNet, Step};
 const SECOND: Duration = Duration::from_secs(1);
 
 /// A lighthouse, a relay and two hosts that have no path to each other.
-struct Relayed {
-    net: SimNet,
+pub(crate) struct Relayed {
+    pub(crate) net: SimNet,
     lighthouse: HostId,
-    relay: HostId,
-    a: HostId,
-    b: HostId,
+    pub(crate) relay: HostId,
+    pub(crate) a: HostId,
+    pub(crate) b: HostId,
 }
 
 fn relay_spec(name: &str, lighthouse: HostId) -> HostSpec {
@@ -38,7 +38,7 @@ fn relayed_with(seed: u64, versions: &[Version]) -> Relayed {
     Relayed { net, lighthouse, relay, a, b }
 }
 
-fn relayed(seed: u64) -> Relayed {
+pub(crate) fn relayed(seed: u64) -> Relayed {
     relayed_with(seed, &[Version::V2])
 }
 
@@ -73,6 +73,20 @@ fn two_hosts_behind_symmetric_nats_talk_through_a_relay() {
     assert_eq!(relay_of(&net, b, a), Some(at[0]));
     assert_eq!(net.ping(b, a).train(120, SECOND), 120, "{}", net.diagram());
     assert_eq!(net.counter(relay, "packets_in"), 0, "nothing is opened in the middle");
+}
+
+#[test]
+fn packets_that_wait_for_a_relay_cause_no_further_requests_or_handshakes() {
+    let Relayed { mut net, a, b, relay, .. } = relayed(5);
+    let asked = net.counter(relay, "control_in");
+    for n in 0..60_u16 {
+        let _verdict = net.send_udp(a, b, (1, 7), &n.to_be_bytes());
+        net.run_for(Duration::from_millis(1));
+    }
+    net.run_for(SECOND);
+    assert_eq!(net.payloads(b, 7).len(), 60, "{}", net.diagram());
+    assert_eq!(net.counter(relay, "control_in") - asked, 2, "a request and its response\n{}", net.diagram());
+    assert_eq!(net.counter(b, "handshakes_in"), 3, "the lighthouse, the relay and the other host\n{}", net.diagram());
 }
 
 #[test]

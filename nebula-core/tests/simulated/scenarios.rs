@@ -32,7 +32,10 @@ fn scenarios() -> BTreeMap<String, (String, Vec<String>)> {
 
 /// Names of the tests in a source file.
 fn tests(text: &str) -> impl Iterator<Item = &str> {
-    text.split("test]\n").skip(1).filter_map(|test| Some(test.split_once("fn ")?.1.split_once('(')?.0))
+    // Those of tokio may say how many threads they need.
+    let after = |end| text.split(end).skip(1);
+    let all = after("test]\n").chain(after("worker_threads = 2)]\n"));
+    all.filter_map(|test| Some(test.split_once("fn ")?.1.split_once('(')?.0))
 }
 
 fn table(files: &BTreeMap<String, (String, Vec<String>)>) -> String {

@@ -131,6 +131,14 @@ mod tests {
     }
 
     #[test]
+    fn a_line_of_a_newer_program_is_an_error_unless_it_only_says_more() {
+        let event = Event::TrustChanged { authorities: 1, standing: Standing::Good };
+        let later = event.to_line().replacen('{', "{\"of_next_year\":[1],", 1);
+        assert_eq!(Event::from_line(later.as_bytes()).unwrap(), event);
+        assert!(Event::from_line(br#"{"event":"moved"}"#).is_err(), "the daemon logs it and goes on");
+    }
+
+    #[test]
     fn only_new_files_cause_a_reload() {
         assert!(Event::TrustChanged { authorities: 1, standing: Standing::Good }.is_new_state());
         assert!(!Event::NotRenewed { error: String::new(), code: None }.is_new_state());

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use ipnet::IpNet;
 use nebula_cert::issuance::Lighthouses;
 use nebula_cert::{Identity, durable};
+use nebula_cni_contract::format;
 use nebula_cni_contract::launch::CaAccess;
 use nebula_config::{ANNOUNCED, Announced, usable_lighthouses};
 use serde::{Deserialize, Serialize};
@@ -121,11 +122,7 @@ impl Files {
         let file = File::open(&path).map_err(failed("read", &path))?;
         file.take(MAX_FILE_BYTES).read_to_string(&mut text).map_err(failed("read", &path))?;
         let broken = |cause: String| Error::Enrolment { path: path.clone(), cause };
-        let enrolment: Enrolment = serde_json::from_str(&text).map_err(|error| broken(error.to_string()))?;
-        if enrolment.version != VERSION {
-            return Err(broken(format!("it is of version {}, this program knows {VERSION}", enrolment.version)));
-        }
-        Ok(enrolment)
+        format::read(text.as_bytes(), VERSION).map_err(|why| broken(why.to_string()))
     }
 
     /// Saves the URL of the CA service and how this pod proves its identity.
@@ -259,7 +256,7 @@ impl Files {
     /// What the CA announced last; `None` if that cannot be read.
     fn announced(&self) -> Option<Announced> {
         let text = std::fs::read_to_string(self.folder.join(ANNOUNCED)).ok()?;
-        serde_json::from_str(&text).ok()
+        Announced::parse(&text).ok()
     }
 
     /// Writes whom the CA blocks into the folder of [`Files::with_blocklist_dir`], for a daemon that merges the files
@@ -336,6 +333,8 @@ const MAX_FILE_BYTES: u64 = 256 << 10;
 
 #[cfg(test)]
 mod tests {
+    use nebula_cni_contract::recorded::hold;
+
     use super::*;
 
     #[test]
@@ -366,6 +365,32 @@ mod tests {
         assert_eq!((known.url, known.tls_ca_file), (url, files.tls()));
         assert_eq!(std::fs::read_to_string(files.tls()).unwrap(), "a certificate");
         std::fs::write(files.enrolment(), text.replace('1', "2")).unwrap();
-        assert!(files.remembered().unwrap_err().to_string().contains("version 2"));
+        let refused = files.remembered().unwrap_err().to_string();
+        assert!(refused.contains("by a newer program (format 2, this one knows 1)"), "{refused}");
+        files.remember_networks(&["10.42.0.7/16".parse().unwrap()]).unwrap_err();
+        assert_eq!(std::fs::read_to_string(files.enrolment()).unwrap(), text.replace('1', "2"), "it is not replaced");
+        std::fs::write(files.enrolment(), text.replacen('{', "{\"later\":[],", 1)).unwrap();
+        assert_eq!(files.remembered().unwrap().url, "https://ca.example:8443");
+    }
+
+    #[test]
+    fn what_each_release_remembers_of_an_enrolment_is_read_and_keeps_its_keys() {
+        let documents = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/documents");
+        let release = env!("CARGO_PKG_VERSION");
+        for file in ["enrolment-host.json", "enrolment-pod.json"] {
+            hold::<Enrolment>(&documents, release, file).unwrap();
+        }
+        hold::<Announced>(&documents, release, "announced.json").unwrap();
+    }
+
+    #[test]
+    fn a_blocklist_in_a_newer_format_does_not_empty_the_one_that_is_shared() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = Files::new(folder.path()).with_blocklist_dir(Some(folder.path().to_owned()));
+        std::fs::write(folder.path().join(ANNOUNCED), r#"{"blocklist":["aa"]}"#).unwrap();
+        let shared = files.share_blocklist().unwrap().unwrap();
+        std::fs::write(folder.path().join(ANNOUNCED), r#"{"version":2,"blocked":["aa","bb"]}"#).unwrap();
+        assert_eq!(files.share_blocklist().unwrap(), None);
+        assert!(std::fs::read_to_string(shared).unwrap().contains("aa"));
     }
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use nebula_cert::VerifiedCertificate;
 
+use nebula_core::io::without_missing_v6;
 use nebula_core::{Engine, Event, Forwarder, LocalIndex, Node, Output, Packet, TunnelDownReason};
 use tokio::sync::{Notify, broadcast, mpsc, watch};
 
@@ -28,6 +29,8 @@ pub(crate) type OnIdle = Box<dyn Fn() + Send>;
 const BURST: usize = 32;
 /// How long connections have to deliver what was written once the program has dropped everything.
 const LINGER: Duration = Duration::from_secs(5);
+/// How long the last words of a node may wait for room in the socket, which may be full of data.
+const FAREWELL: Duration = Duration::from_millis(250);
 /// Longest sleep.
 const IDLE: Duration = Duration::from_secs(3600);
 
@@ -176,9 +179,29 @@ impl Driver {
                 () = tokio::time::sleep_until(due.into()) => {}
             }
         }
+        self.say_goodbye().await;
+    }
+
+    /// Sends the resets of connections, and tells peers that the node ends.
+    async fn say_goodbye(&mut self) {
+        let end = clock::now() + FAREWELL;
+        while self.flush(end).await && self.turn() | !self.unsent.is_empty() && clock::now() < end {}
         let now = clock::now();
         let ((), output) = self.engine.control(now, |node: &mut Node| node.close_all(now));
         send_out(output, &mut self.socket, &mut self.unsent);
+        self.flush(end).await;
+    }
+
+    /// Waits until the socket has taken everything, or until `end`. Returns whether it has.
+    async fn flush(&mut self, end: Instant) -> bool {
+        while !self.unsent.is_empty() {
+            let writable = tokio::time::timeout_at(end.into(), self.socket.writable()).await;
+            if !matches!(writable, Ok(Ok(_))) {
+                return false;
+            }
+            self.send_unsent();
+        }
+        true
     }
 
     /// Gives the memory back that many connections needed.
@@ -215,15 +238,7 @@ impl Driver {
     /// Does what can be done without waiting. Returns whether there is more.
     fn turn(&mut self) -> bool {
         let now = clock::now();
-        let Self { socket, unsent, .. } = self;
-        while let Some(first) = unsent.front_mut() {
-            let sent = socket.send(first.to, &first.bytes, first.size);
-            if sent < first.bytes.len() {
-                first.bytes.drain(..sent);
-                break;
-            }
-            unsent.pop_front();
-        }
+        self.send_unsent();
         let received = self.receive(now);
         let Self { engine, socket, shared, unsent, .. } = self;
         if engine.poll_timeout().is_some_and(|due| due <= now) {
@@ -233,6 +248,18 @@ impl Driver {
         self.shared.stack().timeout(now);
         let sent = self.send(now);
         received || sent
+    }
+
+    fn send_unsent(&mut self) {
+        let Self { socket, unsent, .. } = self;
+        while let Some(first) = unsent.front_mut() {
+            let sent = socket.send(first.to, &first.bytes, first.size);
+            if sent < first.bytes.len() {
+                first.bytes.drain(..sent);
+                break;
+            }
+            unsent.pop_front();
+        }
     }
 
     /// Receives what is there, up to a limit. Returns whether that was reached.
@@ -361,7 +388,7 @@ fn send_out(output: Output<'_>, socket: &mut Socket, unsent: &mut VecDeque<Unsen
 /// Batches that wait for the socket; more are dropped.
 const MAX_UNSENT: usize = 64;
 
-/// Binds the underlay socket.
+/// Binds the underlay socket; `::` means IPv4 where there is no IPv6.
 pub(crate) fn bind(address: SocketAddr) -> io::Result<std::net::UdpSocket> {
-    std::net::UdpSocket::bind(address)
+    std::net::UdpSocket::bind(without_missing_v6(address))
 }

@@ -7,6 +7,7 @@
 )]
 
 mod enrolment;
+mod restart;
 mod world;
 
 use std::io::{Read, Write};
@@ -484,15 +485,36 @@ fn a_silent_client_is_left_after_ten_seconds() {
 }
 
 #[test]
-fn a_signal_ends_it_and_its_peers_know() {
-    let (_world, mut near, mut far) = pair(&["-forward", "0=10.42.0.2:7"]);
-    let mut stream = connect(near.address("forward"));
-    assert_eq!(exchange(&mut stream, b"hello", 5), b"hello");
-    far.says(&["Handshake message received", "certName=host-1"]);
+fn a_signal_ends_it_at_once_and_clients_servers_and_peers_know() {
+    static ENDS: std::sync::Mutex<Vec<Result<(), std::io::ErrorKind>>> = std::sync::Mutex::new(Vec::new());
+    let world = World::new();
+    let server = serve_tcp(|mut stream| {
+        let _ = stream.write_all(b"hello");
+        let (_, end) = read_all(&mut stream);
+        ENDS.lock().unwrap().push(end);
+    });
+    let mut far = world.start(2, &["-serve", &format!("7={server}")]);
+    let mut near = world.start(1, &WAYS);
+    let mut streams = ways(&mut near);
+    for stream in &mut streams {
+        assert_eq!(exchange(stream, b"hi", 5), b"hello");
+    }
+    let started = std::time::Instant::now();
     assert!(near.stop().success());
+    let took = started.elapsed();
+    for stream in &mut streams {
+        assert_eq!(read_all(stream), (0, RESET));
+    }
+    let until = started + std::time::Duration::from_secs(2);
+    while ENDS.lock().unwrap().len() < 3 {
+        assert!(std::time::Instant::now() < until, "servers are not told");
+        thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert_eq!(*ENDS.lock().unwrap(), [RESET; 3]);
+    println!("it ended after {took:?}, servers knew after {:?}", started.elapsed());
+    assert!(took < std::time::Duration::from_secs(1), "{took:?}");
     near.says(&["Goodbye"]);
     far.says(&["Close tunnel received"]);
-    assert!(matches!(stream.read(&mut [0]), Ok(0) | Err(_)));
 }
 
 #[test]

@@ -10,10 +10,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nebula_cert::{Curve, PrivateKey, SigningKey, Template, UnixTime};
+use nix::sys::signal::Signal;
 
 /// Seconds since the Unix epoch in which everything here is valid.
 const VALIDITY: std::ops::RangeInclusive<UnixTime> = 1_700_000_000..=2_000_000_000;
-const PROGRAM: &str = env!("CARGO_BIN_EXE_nebula-proxy");
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_nebula-proxy");
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The files of two hosts: `host-1` at 10.42.0.1 in the groups `ops` and `web`, and `host-2` at 10.42.0.2.
@@ -85,7 +86,11 @@ impl World {
     /// Starts the proxy of a host with these flags, and waits until it listens.
     pub(crate) fn start(&self, number: usize, flags: &[&str]) -> Proxy {
         let own = self.path().join(format!("enrolled-{number}/nebula-proxy"));
-        let mut command = Command::new(if own.exists() { own.as_path() } else { Path::new(PROGRAM) });
+        self.start_by(Command::new(if own.exists() { own.as_path() } else { Path::new(PROGRAM) }), number, flags)
+    }
+
+    /// The same by a command that takes the arguments of the program.
+    pub(crate) fn start_by(&self, mut command: Command, number: usize, flags: &[&str]) -> Proxy {
         command.arg("-config").arg(self.path().join(format!("host-{number}.yml"))).args(flags);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
         let (sender, lines) = channel();
@@ -135,8 +140,12 @@ impl Proxy {
 
     /// Ends it by SIGTERM.
     pub(crate) fn stop(&mut self) -> ExitStatus {
-        let pid = nix::unistd::Pid::from_raw(self.child.id().cast_signed());
-        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+        self.end_by(Signal::SIGTERM)
+    }
+
+    /// Ends it by a signal.
+    pub(crate) fn end_by(&mut self, signal: Signal) -> ExitStatus {
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.child.id().cast_signed()), signal).unwrap();
         let until = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {

@@ -65,8 +65,13 @@ fn the_agent_of_a_full_node_needs_little() {
         cri.remove(sandbox).unwrap_or_else(|error| panic!("{error}"));
     }
     if is_release() {
-        assert!(resident <= RESIDENT_KIB, "{resident} KiB");
-        assert!(cpu <= CPU * slack(), "{cpu} % of a core");
+        let log = p.cluster.world.log("agent");
+        assert!(
+            resident <= RESIDENT_KIB,
+            "{resident} KiB, {} of them anonymous\n{log}",
+            memory_kib(agent, "Anonymous:")
+        );
+        assert!(cpu <= CPU * slack(), "{cpu} % of a core\n{log}");
     }
 }
 

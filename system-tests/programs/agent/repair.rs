@@ -287,7 +287,7 @@ fn an_instance_that_keeps_dying_is_restarted_ever_more_slowly_and_shown() {
     let (pod, ..) = site.runtime.pod("web");
     site.start_agent();
     site.until("the first look", || site.metric("nebula_cni_pods{state=\"protected\"} ") == Some(1.0));
-    let program = site.node.dir.join("instance");
+    let program = site.node.kept_program(&pod);
     let starts = site.node.dir.join("starts");
     let good = site.node.dir.join("good");
     std::fs::rename(&program, &good).unwrap();

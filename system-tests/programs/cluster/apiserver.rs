@@ -24,14 +24,14 @@ use world::{World, run};
 const AUDIENCE: &str = "nebula-ca";
 
 /// An API server with etcd in a separate namespace; stopped on drop.
-struct ApiServer {
+pub(super) struct ApiServer {
     /// The first field, because it must outlive the server.
     folder: tempfile::TempDir,
     namespace: String,
 }
 
 impl ApiServer {
-    fn start(world: &World) -> Self {
+    pub(super) fn start(world: &World) -> Self {
         let server = Self { folder: tempfile::tempdir().expect("a folder"), namespace: world.namespace_of("control") };
         let status = server.tool("start").arg("api").status().expect("kube-up.sh runs");
         assert!(status.success(), "the API server does not start");
@@ -45,7 +45,7 @@ impl ApiServer {
     }
 
     /// Runs kubectl as administrator; returns its output.
-    fn kubectl(&self, arguments: &[&str], input: Option<&Value>) -> String {
+    pub(super) fn kubectl(&self, arguments: &[&str], input: Option<&Value>) -> String {
         let file = self.folder.path().join("input.json");
         std::fs::write(&file, input.unwrap_or(&Value::Null).to_string()).expect("write the input");
         let output = Command::new("nsenter")
@@ -53,14 +53,14 @@ impl ApiServer {
             .arg("kubectl")
             .args(arguments)
             .args(input.map(|_| ["-f".as_ref(), file.as_os_str()]).into_iter().flatten())
-            .env("KUBECONFIG", self.folder.path().join("admin.kubeconfig"))
+            .env("KUBECONFIG", self.admin())
             .output()
             .expect("kubectl runs");
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    fn make(&self, object: &Value) -> Value {
+    pub(super) fn make(&self, object: &Value) -> Value {
         serde_json::from_str(&self.kubectl(&["create", "-o", "json"], Some(object))).expect("JSON")
     }
 
@@ -98,7 +98,7 @@ impl ApiServer {
     }
 
     /// Writes a kubeconfig with a service account's credentials.
-    fn kubeconfig(&self, world: &World, namespace: &str, account: &str) -> PathBuf {
+    pub(super) fn kubeconfig(&self, world: &World, namespace: &str, account: &str) -> PathBuf {
         let token = self.token(namespace, account, "https://kubernetes.default.svc", None);
         let authority = self.folder.path().join("pki/ca.crt");
         let config = json!({
@@ -108,6 +108,18 @@ impl ApiServer {
             "users": [{"name": "u", "user": {"token": token}}],
         });
         world.write(&format!("{account}.kubeconfig"), &config.to_string())
+    }
+}
+
+impl ApiServer {
+    /// A token of a service account for an audience.
+    pub(super) fn token_of(&self, namespace: &str, account: &str, audience: &str) -> String {
+        self.token(namespace, account, audience, None)
+    }
+
+    /// The credentials of an administrator: a certificate.
+    pub(super) fn admin(&self) -> PathBuf {
+        self.folder.path().join("admin.kubeconfig")
     }
 }
 

@@ -20,13 +20,13 @@ use crate::world::kube::{DELETED_WITHIN, NAMESPACE, Nodes, text};
 /// How long each job of the hook waits for the nodes: longer than a pod of the agent takes to go ([`DELETED_WITHIN`]).
 const PATIENCE: Duration = Duration::from_secs(75);
 
-struct Helm<'a> {
+pub(super) struct Helm<'a> {
     town: &'a Town,
     chart: PathBuf,
 }
 
 impl<'a> Helm<'a> {
-    fn new(town: &'a Town) -> Self {
+    pub(super) fn new(town: &'a Town) -> Self {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let chart = town.nodes.folder.path().join("chart");
         let script = format!(
@@ -45,7 +45,7 @@ impl<'a> Helm<'a> {
         &self.town.nodes
     }
 
-    fn start(&self, words: &[&str]) -> Child {
+    pub(super) fn start(&self, words: &[&str]) -> Child {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let mut helm = self.nodes().tool("run");
         helm.arg("python3").arg(root.join("tests/tools/helm.py")).args(words);
@@ -54,13 +54,27 @@ impl<'a> Helm<'a> {
     }
 
     /// With the chart and these values.
-    fn start_with(&self, verb: &str, values: &serde_json::Value) -> Child {
+    pub(super) fn start_with(&self, verb: &str, values: &serde_json::Value) -> Child {
         let file = self.nodes().folder.path().join("values.json");
         std::fs::write(&file, values.to_string()).expect("write the values");
         self.start(&[verb, &self.chart.display().to_string(), &file.display().to_string()])
     }
 
-    fn succeeds(&self, what: &str, started: Child) -> String {
+    /// Helm waits until all is ready; cluster DNS learns the Service's name meanwhile.
+    pub(super) fn install(&self, values: &serde_json::Value) {
+        let installing = self.start_with("install", values);
+        let service = ["get", "service", "-n", NAMESPACE, "nebula-ca"];
+        self.nodes()
+            .until("the CA's Service", Duration::from_secs(60), || self.nodes().try_kubectl(&service).status.success());
+        let ca = self.town.cluster_ip(NAMESPACE, "nebula-ca");
+        self.town.name(&[
+            (ca, &format!("nebula-ca.{NAMESPACE}.svc")),
+            (ca, &format!("nebula-ca.{NAMESPACE}.svc.cluster.local")),
+        ]);
+        self.succeeds("install", installing);
+    }
+
+    pub(super) fn succeeds(&self, what: &str, started: Child) -> String {
         let start = Instant::now();
         let output = started.wait_with_output().expect("helm.py ends");
         assert!(output.status.success(), "helm {what}: {}\n{}", text(&output), self.nodes().state());
@@ -76,7 +90,7 @@ impl<'a> Helm<'a> {
     }
 }
 
-fn values(namespaces: &[&str]) -> serde_json::Value {
+pub(super) fn values(namespaces: &[&str]) -> serde_json::Value {
     json!({
         "enrol": {"namespaces": namespaces},
         // What the instances of these tests are looked for by.
@@ -98,16 +112,7 @@ fn helm_installs_and_upgrades_and_uninstalls_once_no_pod_needs_it() {
         assert!(nodes.ping(from.0, from.1, &address), "{from:?} does not reach {to:?}\n{}", nodes.state());
     };
 
-    // Helm waits until all is ready; cluster DNS learns the Service's name meanwhile.
-    let installing = helm.start_with("install", &values(&["shop"]));
-    let service = ["get", "service", "-n", NAMESPACE, "nebula-ca"];
-    nodes.until("the CA's Service", Duration::from_secs(60), || nodes.try_kubectl(&service).status.success());
-    let ca = town.cluster_ip(NAMESPACE, "nebula-ca");
-    town.name(&[
-        (ca, &format!("nebula-ca.{NAMESPACE}.svc")),
-        (ca, &format!("nebula-ca.{NAMESPACE}.svc.cluster.local")),
-    ]);
-    helm.succeeds("install", installing);
+    helm.install(&values(&["shop"]));
     assert_eq!(helm.succeeds("list", helm.start(&["list"])), "nebula");
     for (name, node) in [("web", "test-node"), ("db", "node2")] {
         nodes.pod("shop", name, node);

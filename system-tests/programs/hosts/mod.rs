@@ -9,6 +9,7 @@ mod dns;
 mod doctor;
 mod faults;
 mod firewall_matrix;
+mod flow_records;
 mod gateways;
 mod group_relays;
 mod hostile_names;

@@ -19,9 +19,11 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use world::chaos::number;
+use world::load::{Gaps, Load};
 use world::mesh::Mesh;
+use world::nonces::Nonces;
 use world::peers::{go, ours};
-use world::traffic::{Flow, Load, PROBE_EVERY, PROBE_OFTEN};
+use world::traffic::{Flow, PROBE_EVERY};
 use world::{World, run};
 
 const SOON: Duration = Duration::from_secs(30);
@@ -235,26 +237,22 @@ fn upgrades_under_load_end_no_connection_whatever_way_datagrams_take() {
     for way in [Way::Direct, Way::Relayed, Way::Translated] {
         for (name, peer) in [("ours", ours()), ("Go 1.11", go("nebula", "sid"))] {
             let mut site = Site::started(way, &peer);
-            let load = Load::start(&site.world, ("o", "p", MESH.overlay("p")), 8, 200);
-            let (mut gaps, mut sent, mut lost) = (Vec::new(), 0, 0);
+            let nonces = Nonces::record(&site.world, "p", &MEMBERS, 4242);
+            let load = Load::start(&site.world, ("o", "p", (MESH.overlay("p"), 0).into()), None, 8, 200);
+            let mut gaps = Gaps::default();
             for n in 0..upgrades {
-                thread::sleep(Duration::from_millis(300));
-                load.watch();
-                site.upgrade();
-                thread::sleep(Duration::from_millis(300));
-                gaps.push(load.silence().saturating_sub(PROBE_OFTEN));
-                let (answered, unanswered) = load.probes();
-                (sent, lost) = (sent + answered + unanswered as u64, lost + unanswered);
-                assert_eq!(load.broken(), None, "{way:?}, {name}, upgrade {n}\n{}", site.world.all_logs());
+                let broken = gaps.measure(&load, || drop(site.upgrade()));
+                assert_eq!(broken, None, "{way:?}, {name}, upgrade {n}\n{}", site.world.all_logs());
             }
-            gaps.sort();
-            let (p50, p90, max) = (gaps[gaps.len() / 2], gaps[gaps.len() * 9 / 10], gaps[gaps.len() - 1]);
-            println!(
-                "{way:?}, {name}: {upgrades} upgrades under 8 streams, 200 idle connections and {sent} probes: silence p50 \
-                 {p50:?}, p90 {p90:?}, max {max:?}; {lost} probes lost"
-            );
-            assert!(max <= Duration::from_millis(200), "{way:?}, {name}: {gaps:?}");
+            println!("{way:?}, {name}: {gaps}");
+            assert!(gaps.longest() <= Duration::from_millis(200), "{way:?}, {name}: {gaps:?}");
+            assert!(way != Way::Direct || gaps.lost == 0, "{name}: {gaps}");
             drop(load);
+            let seen = nonces.finish();
+            let (tunnels, datagrams) = seen.counts();
+            println!("{tunnels} keys and {datagrams} nonces seen");
+            assert_eq!((&seen.reused, seen.merged), (&Vec::new(), 0), "{way:?}, {name}");
+            assert!(tunnels as u64 > 2 * upgrades && datagrams as u64 > gaps.sent, "{tunnels} {datagrams}");
         }
     }
 }
@@ -335,7 +333,7 @@ fn whichever_process_is_killed_at_whatever_moment_one_serves_in_the_end() {
         thread::sleep(Duration::from_millis(100));
         match site.daemons().as_slice() {
             [pid] => {
-                // A third process is the program of before, which took over again.
+                // A third process is the old program, which took over again.
                 assert!(
                     [old, new].contains(pid) || !answered,
                     "a failure that exits with 0\n{}",

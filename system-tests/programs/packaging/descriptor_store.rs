@@ -13,32 +13,38 @@ use crate::world::peers::ours;
 use crate::world::traffic::Flow;
 use crate::world::{World, run};
 
-const U: &str = "10.77.0.1";
-const P: &str = "10.77.0.2";
-const SOON: Duration = Duration::from_secs(20);
+pub(super) const U: &str = "10.77.0.1";
+pub(super) const P: &str = "10.77.0.2";
+pub(super) const SOON: Duration = Duration::from_secs(20);
 
 /// The daemon of `u` under systemd, and its peer `p`.
-struct Site {
-    world: World,
-    systemd: Systemd,
-    namespace: String,
+pub(super) struct Site {
+    pub(super) world: World,
+    pub(super) systemd: Systemd,
+    pub(super) namespace: String,
 }
 
 /// What a test changes in the configuration of `u`.
 #[derive(Clone)]
-struct Wanted {
-    certificate: &'static str,
-    listen: &'static str,
-    tun: &'static str,
-    more: &'static str,
+pub(super) struct Wanted {
+    pub(super) certificate: &'static str,
+    pub(super) listen: &'static str,
+    pub(super) tun: &'static str,
+    /// What the firewall lets in.
+    pub(super) inbound: &'static str,
+    /// What it lets out.
+    pub(super) outbound: &'static str,
+    pub(super) more: &'static str,
 }
 
-const FIRST: Wanted = Wanted {
+pub(super) const FIRST: Wanted = Wanted {
     certificate: "u",
     listen: "port: 4242",
     // The device has the largest MTU of these, and the network's own route a special one.
     tun: "dev: neb0, routes: [{route: 10.77.0.128/25, mtu: 1500}],
   unsafe_routes: [{route: 10.98.0.0/24, via: 10.77.0.2}, {route: 10.97.0.0/24, via: 10.77.0.2, mtu: 1200}]",
+    inbound: "any",
+    outbound: "any",
     more: "",
 };
 
@@ -68,7 +74,7 @@ impl Site {
     }
 
     /// Also starts the daemon of `p` and waits until they find each other.
-    fn with_peer() -> Self {
+    pub(super) fn with_peer() -> Self {
         let mut site = Self::new();
         let folder = site.world.dir().to_owned();
         let peer = site.world.write("p.yml", &config(&folder, &Wanted { certificate: "p", tun: "dev: neb0", ..FIRST }));
@@ -77,24 +83,24 @@ impl Site {
         site
     }
 
-    fn configure(&self, wanted: &Wanted) {
+    pub(super) fn configure(&self, wanted: &Wanted) {
         self.systemd.write("config.yml", config(Path::new(PLACE), wanted).as_bytes());
     }
 
-    fn control(&self, verb: &str) {
+    pub(super) fn control(&self, verb: &str) {
         self.systemd.must(&["systemctl", verb, "nebula.service"]);
     }
 
-    fn restart_as(&self, wanted: &Wanted) {
+    pub(super) fn restart_as(&self, wanted: &Wanted) {
         self.configure(wanted);
         self.control("restart");
     }
 
-    fn show(&self, property: &str) -> String {
+    pub(super) fn show(&self, property: &str) -> String {
         self.systemd.show(property)
     }
 
-    fn pid(&self) -> i32 {
+    pub(super) fn pid(&self) -> i32 {
         self.show("MainPID").parse().expect("a process id")
     }
 
@@ -116,11 +122,11 @@ impl Site {
         shown.lines().filter_map(inode).collect()
     }
 
-    fn stored(&self) -> String {
+    pub(super) fn stored(&self) -> String {
         self.show("NFileDescriptorStore")
     }
 
-    fn wait(&self, what: &str, within: Duration, mut is_so: impl FnMut(&Self) -> bool) {
+    pub(super) fn wait(&self, what: &str, within: Duration, mut is_so: impl FnMut(&Self) -> bool) {
         let end = Instant::now() + within;
         while !is_so(self) {
             assert!(Instant::now() < end, "{what}\n{}\n{}", self.systemd.log(), self.world.all_logs());
@@ -129,7 +135,7 @@ impl Site {
     }
 }
 
-fn config(folder: &Path, Wanted { certificate, listen, tun, more }: &Wanted) -> String {
+fn config(folder: &Path, Wanted { certificate, listen, tun, inbound, outbound, more }: &Wanted) -> String {
     let folder = folder.display();
     format!(
         "pki: {{ca: {folder}/ca.crt, cert: {folder}/{certificate}.crt, key: {folder}/{certificate}.key}}
@@ -137,7 +143,7 @@ static_host_map: {{10.77.0.1: ['192.0.2.1:4242'], 10.77.0.2: ['192.0.2.2:4242']}
 listen: {{host: 0.0.0.0, {listen}}}
 tun: {{{tun}}}
 {more}
-firewall: {{outbound: [{{port: any, proto: any, host: any}}], inbound: [{{port: any, proto: any, host: any}}]}}
+firewall: {{outbound: [{{port: any, proto: {outbound}, host: any}}], inbound: [{{port: any, proto: {inbound}, host: any}}]}}
 "
     )
 }

@@ -4,7 +4,9 @@
 
 mod debian;
 mod descriptor_store;
+mod kept_flows;
 mod postinst;
+mod proxy_restart;
 mod schema;
 mod systemd;
 mod user_unit;

@@ -9,12 +9,12 @@ use super::systemd::{PLACE, Systemd};
 use crate::proxy::{NOBODY, curl, network, serve_name};
 use crate::world::World;
 
-const UNIT: &str = "nebula-proxy.service";
-const SOON: Duration = Duration::from_secs(20);
+pub(super) const UNIT: &str = "nebula-proxy.service";
+pub(super) const SOON: Duration = Duration::from_secs(20);
 
 /// The user's manager, which runs as a service of the system's as after a login, in the network namespace of host `p`.
-struct User {
-    systemd: Systemd,
+pub(super) struct User {
+    pub(super) systemd: Systemd,
     home: String,
 }
 
@@ -38,31 +38,45 @@ impl User {
         user
     }
 
+    /// The same with program and unit of the proxy, and `more` in the unit's drop-in.
+    pub(super) fn with_unit(world: &World, more: &str) -> Self {
+        let systemd = Systemd::new();
+        systemd.program("nebula-proxy");
+        let user = Self::log_in(systemd, &world.namespace_of("p"));
+        let unit = std::fs::read_to_string(repository("deploy").join(UNIT)).expect("the unit");
+        user.write(&format!(".config/systemd/user/{UNIT}"), &unit.replace("/usr/local/bin", PLACE));
+        let added =
+            format!("[Service]\nStandardOutput=append:{0}/log\nStandardError=append:{0}/log\n{more}", user.home);
+        user.write(&format!(".config/systemd/user/{UNIT}.d/test.conf"), &added);
+        user.must(&["daemon-reload"]);
+        user
+    }
+
     /// A file of the user's.
-    fn write(&self, name: &str, text: &str) {
+    pub(super) fn write(&self, name: &str, text: &str) {
         self.systemd.write(&format!("home/{name}"), text.as_bytes());
         self.systemd.must(&["chown", &format!("{NOBODY}:{NOBODY}"), &format!("{}/{name}", self.home)]);
     }
 
-    fn call(&self, words: &[&str]) -> Output {
+    pub(super) fn call(&self, words: &[&str]) -> Output {
         let (id, runtime) = (NOBODY.to_string(), format!("XDG_RUNTIME_DIR={}/run", self.home));
         let user =
             ["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups", "env", &runtime, "systemctl", "--user"];
         self.systemd.call(&[&user[..], words].concat())
     }
 
-    fn must(&self, words: &[&str]) -> String {
+    pub(super) fn must(&self, words: &[&str]) -> String {
         let output = self.call(words);
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{words:?}: {errors}\n{}\n{}", self.systemd.log(), self.log());
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
-    fn log(&self) -> String {
+    pub(super) fn log(&self) -> String {
         std::fs::read_to_string(self.systemd.root.join(&self.home[1..]).join("log")).unwrap_or_default()
     }
 
-    fn until(&self, what: &str, done: impl Fn() -> bool) {
+    pub(super) fn until(&self, what: &str, done: impl Fn() -> bool) {
         let end = Instant::now() + SOON;
         while !done() {
             assert!(Instant::now() < end, "{what}: no\n{}\n{}", self.systemd.log(), self.log());
@@ -76,15 +90,8 @@ impl User {
 fn the_unit_of_the_proxy_is_ready_for_its_user_reloads_and_is_started_again() {
     let mut world = network();
     serve_name(&mut world, "d", "10.77.0.1");
-    let systemd = Systemd::new();
-    systemd.program("nebula-proxy");
-    let user = User::log_in(systemd, &world.namespace_of("p"));
-    let unit = std::fs::read_to_string(repository("deploy").join(UNIT)).expect("the unit");
-    user.write(&format!(".config/systemd/user/{UNIT}"), &unit.replace("/usr/local/bin", PLACE));
-    let log = format!("[Service]\nStandardOutput=append:{0}/log\nStandardError=append:{0}/log\n", user.home);
-    user.write(&format!(".config/systemd/user/{UNIT}.d/test.conf"), &log);
+    let user = User::with_unit(&world, "");
     let good = std::fs::read_to_string(world.dir().join("p.yml")).expect("a configuration");
-    user.must(&["daemon-reload"]);
 
     // A configuration with an error is refused before it starts.
     user.write(".config/nebula/config.yml", &good.replace("outbound:", "outbound: {"));

@@ -2,9 +2,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
-use std::io::Write;
 use std::net::IpAddr;
-use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -112,29 +110,5 @@ fn mtu(world: &World, pod: &str) -> u64 {
 
 /// As the node agent does it.
 fn refresh(node: &Node, world: &World) -> Value {
-    let mut entry = node.conf["plugins"][1].clone();
-    for key in ["name", "cniVersion"] {
-        entry[key] = node.conf[key].clone();
-    }
-    let mut plugin = Command::new("nsenter")
-        .arg(format!("--net=/run/netns/{}", world.namespace_of(&node.name)))
-        .arg(binary("nebula-cni-plugin"))
-        .arg("refresh")
-        .envs([
-            ("CNI_COMMAND", "ADD"),
-            ("CNI_CONTAINERID", "any"),
-            ("CNI_NETNS", "/proc/self/ns/net"),
-            ("CNI_IFNAME", "eth0"),
-            ("CNI_PATH", "/opt/cni/bin"),
-        ])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the plugin runs");
-    plugin.stdin.take().expect("stdin").write_all(entry.to_string().as_bytes()).expect("write the entry");
-    let output = plugin.wait_with_output().expect("it ends");
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_str(&said).expect("JSON")
+    node.refresh(&world.namespace_of(&node.name))
 }

@@ -4,6 +4,7 @@
 
 use crate::world;
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +16,9 @@ use std::time::{Duration, Instant};
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use serde_json::{Value, json};
+use world::chaos::number;
 use world::cluster::{Cluster, LIGHTHOUSE, Node, answer_at, binary};
+use world::traffic::{Flow, PROBE_EVERY};
 
 const SOON: Duration = Duration::from_secs(15);
 
@@ -186,6 +189,67 @@ fn an_instance_that_was_restarted_is_shown_the_token_of_its_pod_by_the_node() {
     assert_ne!(after["certificate"]["fingerprint"], first);
     cluster.world.ping("web", LIGHTHOUSE, SOON);
     node.chain_ok(&cluster.world, "del", "web");
+    assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn connections_of_pods_that_enrolled_with_their_own_token_go_on_under_other_programs() {
+    let (mut cluster, mut node) = cluster(&[("web", "10.244.1.2"), ("db", "10.244.1.3"), ("late", "10.244.1.4")]);
+    node.own_program();
+    node.add_pods(&mut cluster.world, &["web", "db", "late"]);
+    for pod in ["web", "db"] {
+        let init = init_container(&cluster, &node, pod, "30");
+        assert!(init.status.success(), "{}\n{}", String::from_utf8_lossy(&init.stderr), node.instance_logs());
+    }
+    let at = node.overlay("db");
+    cluster.world.ping("web", &at, SOON);
+    let flow = Flow::start(&cluster.world, "web", "db", at.parse().expect("an address"));
+    let upgrade = |pod: &str| -> Value {
+        let output = node.upgrade(&cluster.world, pod).output().expect("the plugin runs");
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+    };
+    let (mut gaps, mut certificates) = (Vec::new(), BTreeSet::new());
+    for round in 0..number("UPGRADES", 4) {
+        node.install_another(&binary("nebula-cni-instance"));
+        // A gap ends before the next begins.
+        thread::sleep(Duration::from_millis(300));
+        flow.watch();
+        let pod = if round % 2 == 0 { "db" } else { "web" };
+        let answer = upgrade(pod);
+        assert_eq!(answer["upgraded"], true, "{answer}\n{}", node.instance_logs());
+        thread::sleep(Duration::from_millis(300));
+        gaps.push(flow.silence().1.saturating_sub(PROBE_EVERY));
+        assert_eq!((flow.lost(), flow.broken()), (0, None), "{}", node.instance_logs());
+        let status = node.status(pod);
+        assert_eq!((&status["state"], &status["pid"]), (&json!("running"), &answer["pid"]), "{status}");
+        certificates.insert(status["certificate"]["fingerprint"].to_string());
+    }
+    gaps.sort();
+    let (p50, max) = (gaps[gaps.len() / 2], gaps[gaps.len() - 1]);
+    let upgrades = gaps.len();
+    println!("{upgrades} upgrades, {} certificates: p50 {p50:?}, max {max:?}", certificates.len());
+    assert!(max < Duration::from_millis(200), "{gaps:?}");
+    // The one that serves now is the one whose socket init finds.
+    assert!(init_container(&cluster, &node, "db", "30").status.success(), "{}", node.instance_logs());
+    assert_eq!(written(&node), node.status("db")["certificate"]["fingerprint"]);
+
+    // A pod that has no certificate has nothing to hand over, and its init container finds its instance all the same.
+    let pid = node.status("late")["pid"].clone();
+    let answer = upgrade("late");
+    assert!(
+        answer["code"] == 11 && answer.to_string().contains("is waiting, and has nothing to hand over"),
+        "{answer}"
+    );
+    assert_eq!(node.status("late")["pid"], pid);
+    assert!(init_container(&cluster, &node, "late", "30").status.success(), "{}", node.instance_logs());
+    let answer = upgrade("late");
+    assert_eq!(answer["upgraded"], true, "{answer}");
+    cluster.world.ping("late", LIGHTHOUSE, SOON);
+    drop(flow);
+    for pod in ["web", "db", "late"] {
+        node.chain_ok(&cluster.world, "del", pod);
+    }
     assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
 }
 

@@ -12,6 +12,7 @@ mod emptied_state;
 mod identities;
 mod init_container;
 mod isolation;
+mod killed;
 mod kube_labels;
 mod lifecycle;
 mod load;

@@ -1,9 +1,10 @@
 //! A control host with our CA and lighthouse, and nodes whose pods are attached through a CNI chain.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -193,6 +194,14 @@ pub struct Node {
     pub bus: Option<String>,
 }
 
+/// Puts a copy of a program in the place of another one.
+pub fn place(program: &Path, at: &Path) {
+    let new = at.with_extension("new");
+    std::fs::create_dir_all(new.parent().expect("a folder")).expect("a folder");
+    std::fs::copy(program, &new).expect("a copy");
+    std::fs::rename(&new, at).expect("the program is replaced");
+}
+
 impl Node {
     /// Where the plugin keeps its records.
     pub fn records(&self) -> PathBuf {
@@ -210,12 +219,29 @@ impl Node {
         self.dir.join("programs/nebula-cni-instance")
     }
 
-    /// Installs another copy of `program`, as an update does.
+    /// Installs a copy of `program`, as an update does.
     pub fn install(&self, program: &Path) {
-        let new = self.installed().with_extension("new");
-        std::fs::create_dir_all(new.parent().expect("a folder")).expect("a folder");
-        std::fs::copy(program, &new).expect("a copy");
-        std::fs::rename(&new, self.installed()).expect("the program is replaced");
+        place(program, &self.installed());
+    }
+
+    /// Installs a program that does what `program` does and is another one by its contents.
+    pub fn install_another(&self, program: &Path) {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let other = self.dir.join("another");
+        std::fs::copy(program, &other).expect("a copy");
+        let mut file = std::fs::File::options().append(true).open(&other).expect("it is there");
+        writeln!(file, "# {}", NUMBER.fetch_add(1, Ordering::Relaxed)).expect("it is written");
+        self.install(&other);
+    }
+
+    /// The file with which the instance of `pod` starts again.
+    pub fn kept_program(&self, pod: &str) -> PathBuf {
+        let record = std::fs::read(self.records().join(format!("{pod}-eth0.json"))).expect("a record");
+        let record: Value = serde_json::from_slice(&record).expect("JSON");
+        let text = |key: &str| record[key].as_str().expect("a text").to_owned();
+        let installed = PathBuf::from(text("instance"));
+        let name = installed.file_name().expect("a name").display().to_string();
+        installed.with_file_name(format!(".{name}.{}", text("program")))
     }
 
     /// Has the installed program take over from the instance of `pod`.
@@ -228,6 +254,36 @@ impl Node {
             .arg(self.dir.join("state"))
             .args([&self.network, pod, "eth0"]);
         command
+    }
+
+    /// Has the plugin, in the node's network namespace, tell running pods of the entry's settings, as the node agent
+    /// does.
+    pub fn refresh(&self, namespace: &str) -> Value {
+        let mut entry = self.conf["plugins"][1].clone();
+        for key in ["name", "cniVersion"] {
+            entry[key] = self.conf[key].clone();
+        }
+        let mut plugin = Command::new("nsenter")
+            .arg(format!("--net=/run/netns/{namespace}"))
+            .arg(binary("nebula-cni-plugin"))
+            .arg("refresh")
+            .envs([
+                ("CNI_COMMAND", "ADD"),
+                ("CNI_CONTAINERID", "any"),
+                ("CNI_NETNS", "/proc/self/ns/net"),
+                ("CNI_IFNAME", "eth0"),
+                ("CNI_PATH", "/opt/cni/bin"),
+            ])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the plugin runs");
+        plugin.stdin.take().expect("stdin").write_all(entry.to_string().as_bytes()).expect("write the entry");
+        let output = plugin.wait_with_output().expect("it ends");
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_str(&said).expect("JSON")
     }
 
     /// Runs the chain as a runtime does; `pod` is also the name of the namespace.
@@ -368,10 +424,11 @@ pub fn answer_at(socket: &Path) -> std::io::Result<Value> {
     Ok(serde_json::from_str(&text)?)
 }
 
-/// Whether a process with this id runs (a zombie does not).
+/// Whether a process with this id runs. A zombie does as long as other threads of it end: they hold its descriptors.
 pub fn alive(pid: u64) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/stat"))
-        .is_ok_and(|stat| !stat.rsplit(')').next().unwrap_or_default().trim_start().starts_with('Z'))
+    let threads = || std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    let is_zombie = |stat: &str| stat.rsplit(')').next().unwrap_or_default().trim_start().starts_with('Z');
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !is_zombie(&stat) || threads() > 1)
 }
 
 /// The lines in the status files of a process's threads that show any capabilities.
@@ -406,6 +463,14 @@ pub fn links(namespace: &str) -> Vec<String> {
 pub fn binary(name: &str) -> PathBuf {
     let dir = std::env::var_os("NEBULA_BIN_DIR").expect("NEBULA_BIN_DIR names the folder of the release build");
     Path::new(&dir).join(name)
+}
+
+/// `nebula-cni-instance` with a fault that it shows once it takes over: see `examples/faulty_instance.rs`.
+pub fn faulty_instance(fault: &str) -> Vec<u8> {
+    let own = std::env::current_exe().expect("the test's program");
+    let folder = own.parent().and_then(Path::parent).expect("a target folder");
+    let example = std::fs::read(folder.join("examples/faulty_instance")).expect("examples are built with the tests");
+    [&example[..], b"fault=", fault.as_bytes()].concat()
 }
 
 /// A helper program that puts the plugin under a real runtime.

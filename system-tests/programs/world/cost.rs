@@ -11,13 +11,21 @@ pub fn memory_kib(pid: u64, kind: &str) -> f64 {
 
 /// User and system time of all processes, in hundredths of a second.
 pub fn cpu_ticks(pids: &[u64]) -> u64 {
-    let of = |pid: &u64| -> Option<u64> {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        let mut fields = stat.rsplit(')').next()?.split_whitespace().skip(11);
-        Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
-    };
     assert!(pids.iter().all(|pid| alive(*pid)));
-    pids.iter().filter_map(of).sum()
+    pids.iter().map(|pid| ticks(*pid, 2)).sum()
+}
+
+/// The same of one process and of those that it started and that have ended.
+pub fn cpu_ticks_with_children(pid: u64) -> u64 {
+    assert!(alive(pid));
+    ticks(pid, 4)
+}
+
+/// The first of `utime`, `stime`, `cutime` and `cstime` (proc_pid_stat(5)).
+fn ticks(pid: u64, count: usize) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11);
+    fields.take(count).filter_map(|field| field.parse::<u64>().ok()).sum()
 }
 
 pub fn quantile(values: &[f64], part: f64) -> f64 {

@@ -53,12 +53,12 @@ impl Nodes {
                 "localhost/kubectl:1",
                 &["--file", "/usr/bin/kubectl=/kubectl", "--entrypoint", r#"["/kubectl"]"#],
             ),
-            nodes.program("nebula-ca", &["nebula-ca"]),
-            nodes.program("nebula", &["nebula", "nebula-enrol", "nebula-ctl"]),
-            nodes.program("nebula-cni-agent", &["nebula-cni-agent", "nebula-cni-plugin", "nebula-cni-instance"]),
         ];
+        let programs = nodes.programs(env!("CARGO_PKG_VERSION"), |name| binary(name).display().to_string());
+        let images = images.into_iter().chain(programs);
+        let images: Vec<String> = images.map(|image| image.display().to_string()).collect();
         let mut start = nodes.tool("start");
-        start.env("IMAGES", images.map(|image| image.display().to_string()).join(" "));
+        start.env("IMAGES", images.join(" "));
         if has_proxy {
             start.env("PROXY", "1");
         }
@@ -67,16 +67,33 @@ impl Nodes {
         nodes
     }
 
-    /// An image of these programs; the first is what it starts.
-    fn program(&self, name: &str, programs: &[&str]) -> PathBuf {
-        let files = programs
-            .iter()
-            .flat_map(|program| ["--file".to_owned(), format!("{}=/{program}", binary(program).display())]);
-        let files: Vec<String> = files.collect();
-        let entry = json!([format!("/{}", programs[0])]).to_string();
-        let mut words: Vec<&str> = files.iter().map(String::as_str).collect();
-        words.extend(["--entrypoint", &entry]);
-        self.image(&format!("docker.io/library/{name}:{}", env!("CARGO_PKG_VERSION")), &words)
+    /// The images of a release; `at` says where each program is.
+    fn programs(&self, tag: &str, at: impl Fn(&str) -> String) -> Vec<PathBuf> {
+        let image = |(name, programs): (&str, &[&str])| {
+            let files: Vec<String> = programs
+                .iter()
+                .flat_map(|program| ["--file".to_owned(), format!("{}=/{program}", at(program))])
+                .collect();
+            // The first is what it starts.
+            let entry = json!([format!("/{}", programs[0])]).to_string();
+            let mut words: Vec<&str> = files.iter().map(String::as_str).collect();
+            words.extend(["--entrypoint", &entry, "--env", "PATH=/usr/sbin:/usr/bin:/sbin:/bin:/"]);
+            self.image(&format!("docker.io/library/{name}:{tag}"), &words)
+        };
+        IMAGES.map(image).into()
+    }
+
+    /// Gives both nodes the images of another release.
+    pub fn import(&self, tag: &str, at: impl Fn(&str) -> String) {
+        for image in self.programs(tag, at) {
+            let image = image.display().to_string();
+            for node in [1, 2] {
+                let words =
+                    ["ctr", "-a", "/run/containerd/run/containerd.sock", "-n", "k8s.io", "images", "import", &image];
+                let imported = self.on(node, &words);
+                assert!(imported.status.success(), "{image}: {}", text(&imported));
+            }
+        }
     }
 
     fn image(&self, name: &str, words: &[&str]) -> PathBuf {
@@ -294,4 +311,10 @@ pub fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
+/// What the chart's images are called, and the programs in each.
+const IMAGES: [(&str, &[&str]); 3] = [
+    ("nebula-ca", &["nebula-ca"]),
+    ("nebula", &["nebula", "nebula-enrol", "nebula-ctl"]),
+    ("nebula-cni-agent", &["nebula-cni-agent", "nebula-cni-plugin", "nebula-cni-instance"]),
+];
 static STARTED: AtomicU32 = AtomicU32::new(0);

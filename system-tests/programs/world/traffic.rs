@@ -15,26 +15,24 @@ use super::{Pattern, World, enter};
 /// Interval between probes, and so the precision of outages.
 pub const PROBE_EVERY: Duration = Duration::from_millis(10);
 /// A probe without an answer after this time is lost.
-const LATE: Duration = Duration::from_millis(500);
-/// Interval between the probes of a [`Load`].
-pub const PROBE_OFTEN: Duration = Duration::from_millis(1);
+pub(super) const LATE: Duration = Duration::from_millis(500);
 const MESSAGE: usize = 4096;
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// The answers since the last [`Watch::start`], and the longest time without any.
 #[derive(Debug)]
-struct Watch {
+pub(super) struct Watch {
     last: Instant,
     longest: Duration,
-    answers: u64,
+    pub(super) answers: u64,
     /// The number of the last probe, and those of all unanswered ones.
-    sent: u64,
-    unanswered: BTreeSet<u64>,
-    broken: Option<String>,
+    pub(super) sent: u64,
+    pub(super) unanswered: BTreeSet<u64>,
+    pub(super) broken: Option<String>,
 }
 
 impl Watch {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             last: Instant::now(),
             longest: Duration::ZERO,
@@ -45,23 +43,30 @@ impl Watch {
         }
     }
 
-    fn start(&mut self) {
+    pub(super) fn start(&mut self) {
         (self.longest, self.answers) = (Duration::ZERO, 0);
         self.unanswered.clear();
     }
 
-    fn heard(&mut self) {
+    /// Notes another probe, and returns its number.
+    pub(super) fn probed(&mut self) -> u64 {
+        self.sent += 1;
+        self.unanswered.insert(self.sent);
+        self.sent
+    }
+
+    pub(super) fn heard(&mut self) {
         self.longest = self.silence();
         self.last = Instant::now();
         self.answers += 1;
     }
 
-    fn silence(&self) -> Duration {
+    pub(super) fn silence(&self) -> Duration {
         self.longest.max(self.last.elapsed())
     }
 }
 
-fn lock(watch: &Mutex<Watch>) -> MutexGuard<'_, Watch> {
+pub(super) fn lock(watch: &Mutex<Watch>) -> MutexGuard<'_, Watch> {
     watch.lock().expect("no thread of the traffic panics")
 }
 
@@ -105,7 +110,7 @@ impl Flow {
 
         let (ready, listening) = channel();
         let stopped = Arc::clone(&stop);
-        threads.push(spawn_in(&server, move || echo_datagrams(at, &ready, &stopped)));
+        threads.push(spawn_in(&server, move || echo_datagrams((at, 0).into(), &ready, &stopped)));
         let address = listening.recv_timeout(Duration::from_secs(5)).expect("the server listens");
         let (watch, stopped) = (Arc::clone(&udp), Arc::clone(&stop));
         threads.push(spawn_in(&client, move || probe(address, &watch, &stopped)));
@@ -156,103 +161,7 @@ impl Drop for Flow {
     }
 }
 
-/// Many connections between two hosts, of which some speak all the time, and probes every millisecond.
-pub struct Load {
-    speaking: Vec<TcpStream>,
-    idle: Vec<TcpStream>,
-    stop: Arc<AtomicBool>,
-    watches: Vec<Arc<Mutex<Watch>>>,
-    probes: Arc<Mutex<Watch>>,
-    threads: Vec<JoinHandle<()>>,
-}
-
-impl Load {
-    /// `speaking` connections that converse, and `idle` ones, from `from` to `to` at the overlay address `at`.
-    pub fn start(world: &World, (from, to, at): (&str, &str, IpAddr), speaking: usize, idle: usize) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let (client, server) = (world.namespace_of(from), world.namespace_of(to));
-        let all = speaking + idle;
-        let (ready, listening) = channel();
-        let mut threads = vec![spawn_in(&server, move || echo_streams(at, all, &ready))];
-        let address = listening.recv_timeout(Duration::from_secs(5)).expect("the server listens");
-        let connect = move || -> Vec<TcpStream> {
-            let one = |_| TcpStream::connect_timeout(&address, Duration::from_secs(20)).expect("a connection");
-            (0..all).map(one).collect()
-        };
-        let mut speaking_ends = spawn_in(&client, connect).join().expect("the connections are open");
-        let idle = speaking_ends.split_off(speaking);
-        let mut watches = Vec::new();
-        for stream in &speaking_ends {
-            let (watch, stopped) = (Arc::new(Mutex::new(Watch::new())), Arc::clone(&stop));
-            watches.push(Arc::clone(&watch));
-            let stream = stream.try_clone().expect("a second handle");
-            threads.push(spawn_in(&client, move || {
-                if let Err(error) = converse(stream, &watch, &stopped) {
-                    lock(&watch).broken.get_or_insert(error);
-                }
-            }));
-        }
-        let (ready, listening) = channel();
-        let stopped = Arc::clone(&stop);
-        threads.push(spawn_in(&server, move || echo_datagrams(at, &ready, &stopped)));
-        let address = listening.recv_timeout(Duration::from_secs(5)).expect("the server listens");
-        let probes = Arc::new(Mutex::new(Watch::new()));
-        let (watch, stopped) = (Arc::clone(&probes), Arc::clone(&stop));
-        threads.push(spawn_in(&client, move || probe_often(address, &watch, &stopped)));
-        Self { speaking: speaking_ends, idle, stop, watches, probes, threads }
-    }
-
-    /// Restarts the measurement: forgets earlier outages.
-    pub fn watch(&self) {
-        lock(&self.probes).start();
-        self.watches.iter().for_each(|watch| lock(watch).start());
-    }
-
-    /// The longest time without an answer to a probe since [`Load::watch`].
-    pub fn silence(&self) -> Duration {
-        lock(&self.probes).silence()
-    }
-
-    /// How many of the probes sent since [`Load::watch`] were answered, and how many never.
-    pub fn probes(&self) -> (u64, usize) {
-        let sent = lock(&self.probes).sent;
-        thread::sleep(LATE);
-        let probes = lock(&self.probes);
-        (probes.answers, probes.unanswered.range(..=sent).count())
-    }
-
-    /// Why any connection is lost, or one that speaks was not answered since [`Load::watch`].
-    pub fn broken(&self) -> Option<String> {
-        let silent = || self.watches.iter().any(|watch| lock(watch).answers == 0).then(|| "silence".to_owned());
-        let lost = self.watches.iter().find_map(|watch| lock(watch).broken.clone());
-        let idle = || {
-            self.idle.iter().enumerate().find_map(|(n, stream)| {
-                let mut answer = [0; 4];
-                stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
-                let mut stream = stream;
-                let exchange = stream.write_all(b"ping").and_then(|()| stream.read_exact(&mut answer));
-                exchange.err().map(|error| format!("idle connection {n}: {error}"))
-            })
-        };
-        lost.or_else(silent).or_else(idle)
-    }
-}
-
-impl Drop for Load {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        for end in self.speaking.iter().chain(&self.idle) {
-            let _ = end.shutdown(Shutdown::Both);
-        }
-        for thread in self.threads.drain(..) {
-            if thread.join().is_err() && !thread::panicking() {
-                panic!("a thread of the load ended");
-            }
-        }
-    }
-}
-
-fn spawn_in<T: Send + 'static>(namespace: &str, body: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+pub(super) fn spawn_in<T: Send + 'static>(namespace: &str, body: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
     let namespace = namespace.to_owned();
     thread::spawn(move || {
         enter(&namespace);
@@ -263,9 +172,13 @@ fn spawn_in<T: Send + 'static>(namespace: &str, body: impl FnOnce() -> T + Send 
 fn echo_stream(at: IpAddr, ready: &Sender<SocketAddr>, accepted: &Sender<TcpStream>) {
     let listener = TcpListener::bind((at, 0)).expect("listen on the overlay address");
     ready.send(listener.local_addr().expect("own address")).expect("the test waits");
-    let (mut stream, _) = listener.accept().expect("a connection");
+    let (stream, _) = listener.accept().expect("a connection");
     stream.set_nodelay(true).expect("no delay");
     accepted.send(stream.try_clone().expect("a second handle")).expect("the test waits");
+    echo(stream);
+}
+
+pub(super) fn echo(mut stream: TcpStream) {
     let mut buffer = [0; MESSAGE];
     while let Ok(n @ 1..) = stream.read(&mut buffer) {
         if stream.write_all(&buffer[..n]).is_err() {
@@ -274,26 +187,7 @@ fn echo_stream(at: IpAddr, ready: &Sender<SocketAddr>, accepted: &Sender<TcpStre
     }
 }
 
-fn echo_streams(at: IpAddr, count: usize, ready: &Sender<SocketAddr>) {
-    let listener = TcpListener::bind((at, 0)).expect("listen on the overlay address");
-    ready.send(listener.local_addr().expect("own address")).expect("the test waits");
-    thread::scope(|scope| {
-        for _ in 0..count {
-            let (mut stream, _) = listener.accept().expect("a connection");
-            stream.set_nodelay(true).expect("no delay");
-            scope.spawn(move || {
-                let mut buffer = [0; MESSAGE];
-                while let Ok(n @ 1..) = stream.read(&mut buffer) {
-                    if stream.write_all(&buffer[..n]).is_err() {
-                        return;
-                    }
-                }
-            });
-        }
-    });
-}
-
-fn converse(mut stream: TcpStream, watch: &Mutex<Watch>, stop: &AtomicBool) -> Result<(), String> {
+pub(super) fn converse(mut stream: TcpStream, watch: &Mutex<Watch>, stop: &AtomicBool) -> Result<(), String> {
     stream.set_nodelay(true).expect("no delay");
     let mut pattern = Pattern::new(u64::from(stream.local_addr().expect("own address").port()));
     let (mut said, mut heard) = (vec![0; MESSAGE], vec![0; MESSAGE]);
@@ -314,8 +208,8 @@ fn converse(mut stream: TcpStream, watch: &Mutex<Watch>, stop: &AtomicBool) -> R
 }
 
 /// Ignores errors, which are those of an overlay that is away for a moment; only what arrives counts.
-fn echo_datagrams(at: IpAddr, ready: &Sender<SocketAddr>, stop: &AtomicBool) {
-    let socket = UdpSocket::bind((at, 0)).expect("bind the overlay address");
+pub(super) fn echo_datagrams(at: SocketAddr, ready: &Sender<SocketAddr>, stop: &AtomicBool) {
+    let socket = UdpSocket::bind(at).expect("bind the overlay address");
     socket.set_read_timeout(Some(Duration::from_millis(100))).expect("a timeout");
     ready.send(socket.local_addr().expect("own address")).expect("the test waits");
     let mut buffer = [0; 8];
@@ -331,14 +225,8 @@ fn probe(to: SocketAddr, watch: &Mutex<Watch>, stop: &AtomicBool) {
     let socket = UdpSocket::bind((any, 0)).expect("a port");
     socket.set_read_timeout(Some(PROBE_EVERY)).expect("a timeout");
     let mut buffer = [0; 8];
-    let mut sent = 0_u64;
     while !stop.load(Ordering::Relaxed) {
-        sent += 1;
-        {
-            let mut watch = lock(watch);
-            watch.sent = sent;
-            watch.unanswered.insert(sent);
-        }
+        let sent = lock(watch).probed();
         let _ = socket.send_to(&sent.to_be_bytes(), to);
         let began = Instant::now();
         while let Ok((n, from)) = socket.recv_from(&mut buffer) {
@@ -353,38 +241,4 @@ fn probe(to: SocketAddr, watch: &Mutex<Watch>, stop: &AtomicBool) {
             }
         }
     }
-}
-
-/// Sends a probe every millisecond, whether or not the one before was answered.
-fn probe_often(to: SocketAddr, watch: &Mutex<Watch>, stop: &AtomicBool) {
-    let any: IpAddr = if to.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
-    let socket = UdpSocket::bind((any, 0)).expect("a port");
-    socket.set_read_timeout(Some(Duration::from_millis(100))).expect("a timeout");
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut buffer = [0; 8];
-            while !stop.load(Ordering::Relaxed) {
-                if let Ok((8, from)) = socket.recv_from(&mut buffer)
-                    && from == to
-                {
-                    let mut watch = lock(watch);
-                    watch.heard();
-                    watch.unanswered.remove(&u64::from_be_bytes(buffer));
-                }
-            }
-        });
-        let (mut sent, mut next) = (0_u64, Instant::now());
-        while !stop.load(Ordering::Relaxed) {
-            sent += 1;
-            {
-                let mut watch = lock(watch);
-                watch.sent = sent;
-                watch.unanswered.insert(sent);
-            }
-            let _ = socket.send_to(&sent.to_be_bytes(), to);
-            // After a pause of this process no burst is sent.
-            next = (next + PROBE_OFTEN).max(Instant::now());
-            thread::sleep(next.saturating_duration_since(Instant::now()));
-        }
-    });
 }

@@ -22,12 +22,20 @@ fn both(list: &[&str]) -> [Option<IpAddr>; 2] {
 fn node(reported: &[&str], ranges: &[&str], created: i64) -> NodeFacts {
     let ranges = ranges.iter().map(|text| text.parse().unwrap()).collect();
     let reported: BTreeSet<IpAddr> = reported.iter().map(|text| ip(text)).collect();
-    NodeFacts { internal: reported.first().copied(), reported, ranges, created }
+    NodeFacts { internal: reported.first().copied(), reported, ranges, created, labels: None }
 }
 
 fn shown(node: &str, addresses: &[&str]) -> Shown {
     let addresses = both(addresses);
-    Shown { addresses, node: node.into(), is_left_out: false, counts: true, is_host_network: false, mirrors: None }
+    Shown {
+        addresses,
+        node: node.into(),
+        is_left_out: false,
+        counts: true,
+        is_host_network: false,
+        mirrors: None,
+        described: None,
+    }
 }
 
 fn left_out(node: &str, addresses: &[&str]) -> Shown {
@@ -42,6 +50,7 @@ impl Case {
             load_balancers: Vec::new(),
             node_ranges: true,
             ports: Some((61_000, 61_099)),
+            policies: None,
         };
         let mut facts = Facts::default();
         facts.settings = settings;

@@ -34,7 +34,15 @@ fn enrol(facts: &mut Facts, number: u32, node: &Arc<str>) {
     let member = Member { addresses, incarnation: u64::from(number) + 1, port_number: number, is_host: false };
     facts.members.insert(number.into(), member);
     let (is_left_out, is_host_network, mirrors) = (false, false, None);
-    let shown = Shown { addresses, node: Arc::clone(node), is_left_out, counts: true, is_host_network, mirrors };
+    let shown = Shown {
+        addresses,
+        node: Arc::clone(node),
+        is_left_out,
+        counts: true,
+        is_host_network,
+        mirrors,
+        described: None,
+    };
     facts.pods.insert(number.into(), shown);
 }
 
@@ -66,7 +74,10 @@ async fn a_thousand_changed_endpoints_are_in_the_file_soon() {
         readiness: Readiness::default(),
         departed: Departed::default(),
         clear_sets: ClearSets::default(),
+        clear_policies: ClearPolicies::default(),
         service_choices: ServiceChoices::default(),
+        enforced: Enforced::default(),
+        unenforced: Unenforced::default(),
         failure: None,
     };
     let task = tokio::spawn(keeper.run());

@@ -8,6 +8,7 @@ use nix::sys::socket::SockProtocol;
 
 use crate::netlink;
 use crate::netlink::nftables::attribute;
+use crate::netlink::nftables::interval_set;
 use crate::netlink::nftables::rule::comment;
 use crate::netlink::nftables::set::AddressSet;
 use crate::netlink::nftables::table::Family;
@@ -24,6 +25,17 @@ pub struct Existing {
     pub link: Option<String>,
     /// The number of its rules, and of the rules of other chains that lead to it.
     pub uses: u32,
+}
+
+/// A set in the kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExistingSet {
+    /// Its name.
+    pub name: String,
+    /// A number that no other set of its table gets.
+    pub handle: u64,
+    /// What was noted with it, if anything.
+    pub comment: Option<String>,
 }
 
 /// Names of the tables of a family.
@@ -88,6 +100,18 @@ pub fn chain(family: Family, table: &str, name: &str) -> io::Result<Option<Exist
     }
 }
 
+/// The sets of a table; none if there is no such table.
+///
+/// # Errors
+/// Returns the kernel's error.
+pub fn sets(family: Family, table: &str) -> io::Result<Vec<ExistingSet>> {
+    let body = attributes(|out| push_text(out, attribute::SET_TABLE, table));
+    match ask(family, libc::NFT_MSG_GETSET, libc::NLM_F_DUMP, &body) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        bodies => Ok(bodies?.iter().filter_map(|body| read_set(body)).collect()),
+    }
+}
+
 /// Counts the base chains of a table that are hooked to a link of this name, and the rules in them.
 ///
 /// # Errors
@@ -149,6 +173,15 @@ fn read_chain(body: &[u8]) -> Option<Existing> {
     })
 }
 
+fn read_set(body: &[u8]) -> Option<ExistingSet> {
+    let handle = netlink::attribute(body, attribute::SET_HANDLE)?;
+    Some(ExistingSet {
+        name: netlink::text(body, attribute::SET_NAME)?,
+        handle: u64::from_be_bytes(handle.try_into().ok()?),
+        comment: netlink::attribute(body, attribute::SET_USERDATA).and_then(interval_set::comment),
+    })
+}
+
 fn read_count(body: &[u8]) -> Option<(String, u64)> {
     let comment = comment(netlink::attribute(body, attribute::RULE_USERDATA)?)?;
     let expressions = netlink::attribute(body, attribute::RULE_EXPRESSIONS)?;
@@ -158,9 +191,9 @@ fn read_count(body: &[u8]) -> Option<(String, u64)> {
     Some((comment, u64::from_be_bytes(packets.try_into().ok()?)))
 }
 
-/// Decodes a table, a chain and a rule, for the fuzzer.
+/// Decodes a table, a chain, a set and a rule, for the fuzzer.
 pub(crate) fn fuzz(body: &[u8]) {
-    let _ = (read_handle(body), read_chain(body), read_count(body));
+    let _ = (read_handle(body), read_chain(body), read_set(body), read_count(body));
 }
 
 fn number(body: &[u8], kind: u16) -> Option<u32> {
@@ -200,5 +233,12 @@ mod tests {
         assert_eq!(read_chain(&chain[..20]), Some(Existing { uses: 0, ..expected }));
         assert_eq!(read_chain(&chain[..9]), None);
         assert_eq!(read_count(&chain), None);
+        assert_eq!(read_set(&chain), None, "it has no handle");
+        let set = attributes(|out| {
+            push_text(out, attribute::SET_NAME, "s");
+            push_attribute(out, attribute::SET_HANDLE, &7u64.to_be_bytes());
+        });
+        assert_eq!(read_set(&set), Some(ExistingSet { name: "s".into(), handle: 7, comment: None }));
+        assert_eq!(read_set(&set[..12]), None);
     }
 }

@@ -10,6 +10,7 @@ use nix::sys::socket::{MsgFlags, SockProtocol, recv, send, setsockopt, sockopt};
 use crate::netlink::nftables::attribute;
 use crate::netlink::nftables::chain::Chain;
 use crate::netlink::nftables::endpoint_map::{EndpointMap, MapEntry};
+use crate::netlink::nftables::interval_set::{Interval, IntervalSet};
 use crate::netlink::nftables::set::{AddressSet, Set};
 use crate::netlink::nftables::table::Family;
 use crate::netlink::{self, push_attribute};
@@ -73,6 +74,21 @@ impl Transaction {
         }
     }
 
+    /// Adds a set unless there is the same one; its elements stay. `number` is unique among the new sets of the
+    /// transaction.
+    pub fn interval_set(&mut self, family: Family, table: &str, set: &IntervalSet, number: u32) {
+        self.ask(family, libc::NFT_MSG_NEWSET, libc::NLM_F_CREATE, &set.attributes(table, number));
+    }
+
+    /// Makes these intervals the only elements of a set; the transaction fails if there is none. They must not
+    /// overlap.
+    pub fn replace_intervals(&mut self, family: Family, table: &str, set: &IntervalSet, intervals: &[Interval]) {
+        self.empty_set(family, table, &set.name);
+        for body in set.elements(table, intervals) {
+            self.ask(family, libc::NFT_MSG_NEWSETELEM, libc::NLM_F_CREATE, &body);
+        }
+    }
+
     /// Adds elements to a set; those that are in it stay.
     pub fn add(&mut self, family: Family, table: &str, set: &AddressSet, prefixes: &[IpNet]) {
         for body in set.elements(table, prefixes) {
@@ -89,9 +105,13 @@ impl Transaction {
 
     /// Removes all elements of a set.
     pub fn empty(&mut self, family: Family, table: &str, set: &AddressSet) {
+        self.empty_set(family, table, &set.name);
+    }
+
+    fn empty_set(&mut self, family: Family, table: &str, name: &str) {
         let body = attributes(|out| {
             push_text(out, attribute::ELEMENTS_TABLE, table);
-            push_text(out, attribute::ELEMENTS_SET, &set.name);
+            push_text(out, attribute::ELEMENTS_SET, name);
         });
         self.ask(family, libc::NFT_MSG_DELSETELEM, 0, &body);
     }

@@ -45,6 +45,12 @@ volumeMounts:
     readOnly: true
   {{- if .proof }}
   {{- include "nebula.proofMounts" . | nindent 2 }}
+  {{- if include "nebula.hasExportFiles" .root }}
+  # A Secret that changes is read again.
+  - name: export
+    mountPath: /etc/nebula-cni-export
+    readOnly: true
+  {{- end }}
   {{- end }}
   # CNI folders, wherever the distribution has them; namespaces of pods, which are mounts; sockets; state of the plugin; what
   # runtimes remember for DEL.
@@ -70,6 +76,24 @@ volumeMounts:
 {{- end }}
 {{- if .proof }}
 {{ include "nebula.proof" . }}
+{{- if include "nebula.hasExportFiles" .root }}
+{{- with .root.Values.agent.flows.export.otlp }}
+- name: export
+  projected:
+    defaultMode: 256
+    sources:
+      {{- with .headersSecret }}
+      - secret:
+          name: {{ . }}
+          items: [{key: headers, path: headers}]
+      {{- end }}
+      {{- with .caConfigMap }}
+      - configMap:
+          name: {{ . }}
+          items: [{key: ca.crt, path: ca.crt}]
+      {{- end }}
+{{- end }}
+{{- end }}
 {{- end }}
 - name: root
   hostPath:
@@ -86,7 +110,11 @@ volumeMounts:
 {{- /* Not empty if agents have rights to change pods or nodes. The leader's Lease shows that the taint was on, which agents then
 take back. */ -}}
 {{- define "nebula.agentChangesObjects" -}}
-{{- if and .Values.agent.enabled (or (eq .Values.agent.unprotected "label") (include "nebula.agentTaints" .)) }}true{{ end }}
+{{- if and .Values.agent.enabled (or (eq .Values.agent.unprotected "label") (include "nebula.agentTaints" .) (include "nebula.agentWritesCondition" .)) }}true{{ end }}
+{{- end }}
+
+{{- define "nebula.agentWritesCondition" -}}
+{{- if and .Values.capture.enabled .Values.policy.enabled .Values.policy.condition }}true{{ end }}
 {{- end }}
 
 {{- define "nebula.agentTaints" -}}

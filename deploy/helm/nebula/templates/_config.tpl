@@ -112,12 +112,53 @@ that address if it is one. */ -}}
     {{- with index $.Values.capture $key }}{{ $_ := set $capture $key . }}{{ end }}
   {{- end }}
   {{- if ne (toString .Values.capture.nodePorts) "30000-32767" }}{{ $_ := set $capture "nodePorts" .Values.capture.nodePorts }}{{ end }}
+  {{- if .Values.policy.enabled }}
+    {{- if and .Values.policy.required (ne .Values.policy.clear "enforce") }}
+      {{- fail "policy.required needs policy.clear \"enforce\": what the primary network enforces, nobody here can know" }}
+    {{- end }}
+    {{- $_ := set $capture "policy" (ternary (dict "clear" "enforce") true (eq .Values.policy.clear "enforce")) }}
+  {{- end }}
   {{- $_ := set $entry "capture" $capture }}
+{{- end }}
+{{- if and .Values.policy.required (has .Values.agent.unprotected (list "label" "report")) }}
+  {{- fail "policy.required needs agent.unprotected \"attach\" or \"evict\": pods without a tunnel would go on without their network policies" }}
+{{- end }}
+{{- if and .Values.policy.required (not (and .Values.capture.enabled .Values.policy.enabled)) }}
+  {{- fail "policy.required needs capture.enabled and policy.enabled: without them no pod has its network policies enforced" }}
 {{- end }}
 {{- /* Selectors in agent.entry stand alone: together with an empty list of namespaces they would select nothing. */ -}}
 {{- $enrol := include "nebula.enrol" . | fromJson }}
 {{- if not (hasKey .Values.agent.entry "enrol") }}{{ $_ := set $entry "enrol" $enrol }}{{ end }}
 {{- mergeOverwrite $entry (deepCopy .Values.agent.entry) | toJson }}
+{{- end }}
+
+{{- /* The key `flows` of agent.json: files of the collector are where "nebula.exportMounts" has them. */ -}}
+{{- define "nebula.flows" -}}
+{{- $flows := omit .Values.agent.flows "export" }}
+{{- $export := dict }}
+{{- with .Values.agent.flows.export.file }}
+  {{- if .path }}{{ $_ := set $export "file" (dict "path" .path "maxMiB" .maxMiB) }}{{ end }}
+{{- end }}
+{{- with .Values.agent.flows.export.otlp }}
+  {{- if .endpoint }}
+    {{- $otlp := dict "endpoint" .endpoint }}
+    {{- if .headersSecret }}{{ $_ := set $otlp "headersFile" "/etc/nebula-cni-export/headers" }}{{ end }}
+    {{- if .caConfigMap }}{{ $_ := set $otlp "caFile" "/etc/nebula-cni-export/ca.crt" }}{{ end }}
+    {{- $_ := set $export "otlp" $otlp }}
+  {{- else if or .headersSecret .caConfigMap }}
+    {{- fail "agent.flows.export.otlp.headersSecret and caConfigMap have no effect without an endpoint" }}
+  {{- end }}
+{{- end }}
+{{- if $export }}
+  {{- if not .Values.agent.flows.keep }}{{ fail "agent.flows.export needs agent.flows.keep: what is not kept cannot be exported" }}{{ end }}
+  {{- $_ := set $flows "export" $export }}
+{{- end }}
+{{- $flows | toJson }}
+{{- end }}
+
+{{- /* Not empty if the agent needs a file for its collector. */ -}}
+{{- define "nebula.hasExportFiles" -}}
+{{- with .Values.agent.flows.export.otlp }}{{ if or .headersSecret .caConfigMap }}true{{ end }}{{ end }}
 {{- end }}
 
 {{- /* Contents of agent.json. */ -}}
@@ -129,12 +170,21 @@ that address if it is one. */ -}}
   "entry" (include "nebula.entry" . | fromJson)
   "unprotected" .Values.agent.unprotected
   "upgrade" .Values.agent.upgrade
+  "flows" (include "nebula.flows" . | fromJson)
   "taint" .Values.agent.taint
   "listen" .Values.agent.listen }}
+{{- if and .Values.capture.enabled .Values.policy.enabled }}
+  {{- $policy := dict "enabled" true "dns" .Values.policy.dns }}
+  {{- range $key := list "required" "condition" }}
+    {{- if index $.Values.policy $key }}{{ $_ := set $policy $key true }}{{ end }}
+  {{- end }}
+  {{- $_ := set $agent "policy" $policy }}
+{{- end }}
 {{- if not (dig "kubernetes" "node_ranges" true .Values.ca.policy) }}{{ $_ := set $agent "nodeRanges" false }}{{ end }}
 {{- range $key := list "network" "confDirs" "binDirs" "runtimeEndpoint" }}
   {{- with index $.Values.agent $key }}{{ $_ := set $agent $key . }}{{ end }}
 {{- end }}
+{{- with .Values.agent.api.port }}{{ $_ := set $agent "api" (dict "listen" (printf "[::]:%d" (int .))) }}{{ end }}
 {{- $agent | toPrettyJson }}
 {{- end }}
 

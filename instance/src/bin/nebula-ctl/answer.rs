@@ -1,5 +1,6 @@
 //! The daemon's answers, as the documents that they are.
 
+use nebula_cni_contract::flow_records::FlowRecords;
 use nebula_instance::host::documents::{
     Certificates, Closed, Facts, Gateways, Identity, Known, Level, Peers, Status, Trace, Tunnels, Upgraded,
 };
@@ -25,6 +26,7 @@ pub(crate) enum Answer {
     Cert(Certificates),
     LogLevel(Level),
     Trace(Box<Trace>),
+    Flows(FlowRecords),
 }
 
 impl Answer {
@@ -48,6 +50,7 @@ impl Answer {
             Command::Cert => Self::Cert(read(document)?),
             Command::LogLevel { .. } => Self::LogLevel(read(document)?),
             Command::Trace { .. } => Self::Trace(read(document)?),
+            Command::Flows { .. } => Self::Flows(read(document)?),
             // The daemon is not asked for a completion.
             Command::Reload | Command::Completion { .. } => Self::Reload,
         })

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 
 use clap_complete::Shell;
+use nebula_cni_contract::flow_records::Filter;
+use nebula_linux::clock::since_epoch;
 use serde_json::{Value, json};
 
 /// Asks a running nebula, and tells it what to do.
@@ -87,6 +89,25 @@ pub(crate) enum Command {
         #[arg(value_name = "[SOURCE] DESTINATION", num_args = 1..=2, required = true)]
         ends: Vec<String>,
     },
+    /// Show who spoke to whom, how much, and who was refused by which rule: what is left of it in memory, the newest
+    /// last. With --json one object a line.
+    Flows {
+        /// Only flows with this peer: overlay address, name in its certificate, or address of a Service.
+        #[arg(long, value_name = "PEER")]
+        peer: Option<String>,
+        /// Only flows to this port.
+        #[arg(long)]
+        port: Option<u16>,
+        /// Only flows of this protocol: tcp, udp, sctp, icmp, icmpv6, or its number.
+        #[arg(long, value_parser = Filter::protocol)]
+        protocol: Option<u8>,
+        /// Only flows that were allowed, refused, or would be refused by policies in audit.
+        #[arg(long, value_parser = ["allowed", "audit", "refused"])]
+        verdict: Option<String>,
+        /// Only flows seen since then, such as 90s, 15m or 2h ago.
+        #[arg(long, value_name = "TIME", value_parser = Filter::span_ms)]
+        since: Option<u64>,
+    },
     /// Print the script that completes words for a shell.
     Completion {
         /// Which shell.
@@ -120,9 +141,27 @@ impl Command {
                 let (destination, source) = (ends.last(), ends.first().filter(|_| ends.len() > 1));
                 json!({"command": "trace", "protocol": protocol, "source": source, "destination": destination})
             }
+            Self::Flows { peer, port, protocol, verdict, since } => {
+                let filter = Filter {
+                    peer: peer.clone(),
+                    port: *port,
+                    protocol: *protocol,
+                    verdict: verdict.clone(),
+                    since_ms: since.map(|since| unix_ms().saturating_sub(since)),
+                    ..Filter::default()
+                };
+                let mut request = json!(filter);
+                request["command"] = "flows".into();
+                request
+            }
             Self::Completion { .. } => Value::Null,
         }
     }
+}
+
+/// Milliseconds since 1970.
+pub(crate) fn unix_ms() -> u64 {
+    u64::try_from(since_epoch().as_millis()).unwrap_or(u64::MAX)
 }
 
 /// What makes the completion of `nebula-ctl` that of `nebula ctl`, too.

@@ -46,6 +46,7 @@ fn main() -> ExitCode {
             let is_diagnosis = matches!(answer, Answer::Doctor(_) | Answer::Why(_));
             let text = match (arguments.json, print::readable(&answer, &findings), width::of_output()) {
                 (true, ..) if is_diagnosis => print::json(&doctor::document(&findings, &document)),
+                (true, ..) if matches!(answer, Answer::Flows(_)) => print::json_lines(&document),
                 (true, ..) => print::json(&document),
                 // The tables of other commands are not sentences.
                 (false, text, Some(width)) if is_diagnosis => width::wrap(&text, width),

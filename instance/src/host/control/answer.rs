@@ -158,6 +158,7 @@ pub(super) fn trace(trace: &FlowTrace, policy: &Policy) -> documents::Trace {
             began: direction(known.direction).to_owned(),
             answered: known.answered,
             idle_seconds: known.idle.as_secs(),
+            ended: firewall.ended.map(|reason| reason.name().to_owned()),
         }),
         rule: firewall.rule.map(|index| NumberedRule {
             list: format!("firewall.{}", direction(trace.direction)),
@@ -165,6 +166,7 @@ pub(super) fn trace(trace: &FlowTrace, policy: &Policy) -> documents::Trace {
             text: trace.rule.as_ref().map(rule_text),
         }),
         nearest: firewall.nearest.as_ref().and_then(|near| nearest(policy, trace.direction, near)),
+        network_policy: firewall.network_policy.clone(),
     });
     let (outcome, reason) = match trace.outcome {
         Outcome::Passes => ("passes", None),

@@ -9,7 +9,7 @@ pub(crate) enum Refusal {
     NotJson(String),
     #[error("{0} is missing")]
     Missing(&'static str),
-    #[error("there is no command {0}")]
+    #[error("there is no command {0} in nebula {version}; a newer `nebula ctl` needs a newer daemon", version = env!("CARGO_PKG_VERSION"))]
     UnknownCommand(String),
     #[error("unknown log level {0}; there are trace, debug, info, warn and error")]
     UnknownLevel(String),
@@ -17,6 +17,8 @@ pub(crate) enum Refusal {
     UnknownProtocol(String),
     #[error("{0} is no address, with a port or without")]
     NotAnAddress(String),
+    #[error("flows cannot be filtered so: {0}")]
+    BadFilter(String),
     #[error("source and destination are of two families")]
     TwoFamilies,
     #[error("this node has no overlay address of that family")]

@@ -3,11 +3,14 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
+use nebula_cni_contract::flow_records::Filter;
 use nebula_config::LogLevel;
+use serde::Deserialize as _;
 use serde_json::Value;
 
 use super::flow::Flow;
 use super::refusal::Refusal;
+use crate::flow_records::Asked;
 
 /// A validated request.
 #[derive(Debug, PartialEq, Eq)]
@@ -22,6 +25,7 @@ pub(crate) enum Request {
     Cert,
     LogLevel(Option<LogLevel>),
     Trace(Flow),
+    Flows(Asked),
     Doctor,
     Why { peer: String },
     Whois { address: IpAddr },
@@ -58,6 +62,7 @@ impl Request {
             "cert" => Ok(Self::Cert),
             "log-level" => text("level").map(level).transpose().map(Self::LogLevel),
             "trace" => Flow::read(needed("protocol")?, text("source"), needed("destination")?).map(Self::Trace),
+            "flows" => flows(object).map(Self::Flows),
             "doctor" => Ok(Self::Doctor),
             "why" => Ok(Self::Why { peer: peer()? }),
             "upgrade" => Ok(Self::Upgrade(Upgrade {
@@ -75,6 +80,19 @@ impl Request {
 fn address(text: &str) -> Result<IpAddr, Refusal> {
     let address = text.parse::<SocketAddr>().map(|end| end.ip()).or_else(|_| text.parse::<IpAddr>());
     address.map(|address| address.to_canonical()).map_err(|_| Refusal::NotAnAddress(text.to_owned()))
+}
+
+/// `after` and the conditions of a filter, all of which may be missing.
+fn flows(object: &Value) -> Result<Asked, Refusal> {
+    let filter: Filter = Filter::deserialize(object).map_err(|error| Refusal::BadFilter(error.to_string()))?;
+    if let Some(verdict) = &filter.verdict {
+        Filter::verdict(verdict).map_err(|error| Refusal::BadFilter(error.to_string()))?;
+    }
+    let after = match object.get("after") {
+        None | Some(Value::Null) => None,
+        Some(after) => Some(after.as_u64().ok_or_else(|| Refusal::BadFilter(format!("after: {after} is no number")))?),
+    };
+    Ok(Asked { after, filter })
 }
 
 fn level(text: &str) -> Result<LogLevel, Refusal> {
@@ -97,10 +115,16 @@ mod tests {
             (json!({"command": "log-level", "level": "loud"}), "unknown log level loud"),
             (json!({"command": "trace", "protocol": "tcp"}), "destination is missing"),
             (json!({"command": "whois", "address": "web-1"}), "web-1 is no address"),
+            (json!({"command": "flows", "port": 70000}), "flows cannot be filtered so: invalid value"),
+            (json!({"command": "flows", "verdict": "denied"}), "flows cannot be filtered so: unknown verdict"),
+            (json!({"command": "flows", "after": -1}), "flows cannot be filtered so: after: -1 is no number"),
         ] {
             let found = Request::read(&object).unwrap_err().to_string();
             assert!(found.starts_with(error), "{found}");
         }
+        let flows = json!({"command": "flows", "after": 7, "port": 443, "later": true});
+        let filter = Filter { port: Some(443), ..Filter::default() };
+        assert_eq!(Request::read(&flows), Ok(Request::Flows(Asked { after: Some(7), filter })));
         let close = json!({"command": "close", "peer": "a", "quietly": true});
         assert_eq!(Request::read(&close), Ok(Request::Close { peer: "a".to_owned(), quietly: true }));
         for end in ["10.42.0.9", "10.42.0.9:443", "[::ffff:10.42.0.9]:443"] {

@@ -21,6 +21,7 @@ use super::facts::{self, Sources};
 use super::flow::Flow;
 use super::refusal::Refusal;
 use super::request::{self, Request};
+use crate::flow_records;
 use crate::host::dns::Registered;
 use crate::host::documents::{
     self, Certificates, Closed, Configuration, Gateways, Identity, Known, LastReload, Level, Lighthouse, Peers, Status,
@@ -74,6 +75,7 @@ impl ControlService {
                 document(Level { level: log::level().name().to_owned() })
             }
             Request::Trace(flow) => document(self.trace(&flow)?),
+            Request::Flows(asked) => document(flow_records::answer(&self.handle, asked, None)),
             Request::Doctor => document(self.facts(|sources| sources.everything())),
             Request::Why { peer } => document(self.why(&peer)?),
             Request::Whois { address } => document(self.whois(address)?),

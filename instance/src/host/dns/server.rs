@@ -55,6 +55,12 @@ impl Sockets {
         Ok(Self { udp, tcp })
     }
 
+    /// Whether queries by TCP are answered, too.
+    #[cfg(test)]
+    pub(super) fn has_tcp(&self) -> bool {
+        self.tcp.is_some()
+    }
+
     pub(super) fn address(&self) -> io::Result<SocketAddr> {
         self.udp.local_addr()
     }

@@ -159,6 +159,9 @@ pub struct Drop {
     pub seconds_ago: u64,
     /// Absent if there is no rule at all.
     pub nearest: Option<NearestRule>,
+    /// Why policies of the network refuse it, if they do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy: Option<String>,
 }
 
 /// Two certificates with one address.

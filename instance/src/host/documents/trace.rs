@@ -74,6 +74,9 @@ pub struct FirewallVerdict {
     /// Absent if none allows it.
     pub rule: Option<NumberedRule>,
     pub nearest: Option<NearestRule>,
+    /// Why policies of the network refuse the flow, or would if those in audit were enforced.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network_policy: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,6 +85,8 @@ pub struct Conntrack {
     pub began: String,
     pub answered: bool,
     pub idle_seconds: u64,
+    /// Why rules or policies no longer allow it; its packets are dropped in both directions until it expires.
+    pub ended: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -91,7 +91,7 @@ pub struct Upgraded {
     /// What it took over.
     pub peers: usize,
     pub flows: usize,
-    /// Why it is the program of before that took over again.
+    /// Why it is the old program that took over again.
     pub rolled_back: Option<String>,
 }
 

@@ -167,10 +167,10 @@ impl Upgrade {
     /// Has the program of this process take over from `dead`.
     fn roll_back(&self, dead: &Program, mut state: State) -> Result<(u32, String, Option<String>), Failure> {
         let why = format!("{} took over and then ended", dead.path.display());
-        tracing::error!("{why}; the program of before takes over again");
+        tracing::error!("{why}; the old program takes over again");
         // Nobody knows what the dead process has opened with them.
         state.forget_keys();
-        let lost = |cause: String| Failure::Lost(format!("{why}, and so did the program of before: {cause}"));
+        let lost = |cause: String| Failure::Lost(format!("{why}, and so did the old program: {cause}"));
         let program = Program::of_this_process().map_err(|error| lost(errno::text(&error)))?;
         let offer = offer_file(&state).map_err(|error| lost(errno::text(&error)))?;
         match self.attempt(&program, &offer, Source::Stopped(state)) {

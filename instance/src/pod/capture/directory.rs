@@ -42,7 +42,24 @@ impl ClusterDirectory {
         Some(self.table()?.version())
     }
 
-    fn contents(&self) -> Option<Table<'_>> {
+    /// Whether network policies must allow the pod's flows.
+    pub(crate) fn is_under_policy(&self) -> bool {
+        self.spec.policy
+    }
+
+    /// Why the pod is closed by a table that has no policies for it.
+    pub(super) fn why_closed(&self) -> Option<&'static str> {
+        let table = self.contents().filter(|_| self.is_under_policy())?;
+        let has_programs = self.own_address().is_some_and(|own| table.programs(own).is_some());
+        (!has_programs).then_some(CLOSED)
+    }
+
+    /// The pod's address, by which the table has its programs.
+    pub(super) fn own_address(&self) -> Option<IpAddr> {
+        self.spec.sources.first().copied()
+    }
+
+    pub(super) fn contents(&self) -> Option<Table<'_>> {
         Some(self.table()?.contents())
     }
 
@@ -119,6 +136,8 @@ impl Directory for ClusterDirectory {
         known.or_else(|| (!self.is_captured(address)).then_some(0))
     }
 }
+
+const CLOSED: &str = "the node agent has not compiled the pod's network policies yet";
 
 #[cfg(test)]
 mod tests {

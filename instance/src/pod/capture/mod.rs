@@ -1,13 +1,16 @@
 //! Capture of a pod's traffic to other pods and to Services, whatever address its programs use
 //! ([`nebula_cni_contract::launch::Capture`]): the routes to the device, the sockets for what is passed through to the
-//! primary network, and the cluster table, which says what an address is.
+//! primary network, and the cluster table, which says what an address is and which network policies the pod has.
 
 mod bypass;
 mod connections;
 mod directory;
 mod node_choice;
+mod policy;
 mod routes;
+mod seen_flows;
 mod table_file;
+mod verdicts;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -18,11 +21,14 @@ use ipnet::IpNet;
 use nebula_cni_contract::launch::{self, LaunchSpec};
 use nebula_core::Config;
 use nebula_core::capture::OpenedBefore;
+use nebula_core::firewall::NetworkPolicy;
 use nebula_core::io::{Bypass, Options};
 use nebula_linux::folder_watch::FolderWatch;
 use nebula_linux::netns::Namespace;
+use policy::PodPolicy;
 pub(crate) use routes::routes;
 use table_file::TableFile;
+pub(crate) use verdicts::VerdictCounters;
 
 use crate::pod::error::Error;
 
@@ -31,6 +37,7 @@ pub(crate) struct Capture {
     spec: Arc<launch::Capture>,
     file: TableFile,
     directory: Arc<ClusterDirectory>,
+    verdicts: Arc<VerdictCounters>,
 }
 
 /// The cluster table as the status document reports it.
@@ -44,6 +51,8 @@ pub struct TableReport {
     pub counts: [u32; 4],
     /// Why there is no table, or not the one that was written last.
     pub problem: Option<String>,
+    /// Why the pod is closed although there is one.
+    pub closed: Option<&'static str>,
 }
 
 impl Capture {
@@ -52,7 +61,7 @@ impl Capture {
     pub(crate) fn open(spec: &launch::Capture, overlay: &[IpNet]) -> Self {
         let spec = Arc::new(spec.clone());
         let directory = Arc::new(ClusterDirectory::unknown(Arc::clone(&spec), overlay.into()));
-        let mut capture = Self { file: TableFile::new(&spec.table), directory, spec };
+        let mut capture = Self { file: TableFile::new(&spec.table), directory, spec, verdicts: Arc::default() };
         capture.refresh();
         if let TableReport { version: None, problem, .. } = capture.report() {
             tracing::warn!(table = %capture.spec.table.display(), error = problem,
@@ -74,6 +83,11 @@ impl Capture {
         Arc::clone(&self.directory)
     }
 
+    /// What network policies said about the pod's flows.
+    pub(crate) fn verdicts(&self) -> Arc<VerdictCounters> {
+        Arc::clone(&self.verdicts)
+    }
+
     /// Uses the table that is there now, if it is a newer one; `None` if not.
     pub(crate) fn refresh(&mut self) -> Option<Arc<ClusterDirectory>> {
         let table = self.file.read_newer(self.directory.table_version())?;
@@ -83,13 +97,14 @@ impl Capture {
     }
 
     pub(crate) fn report(&self) -> TableReport {
-        let problem = self.file.problem().map(str::to_owned);
+        let (problem, closed) = (self.file.problem().map(str::to_owned), self.directory.why_closed());
         match self.directory.table() {
             Some(table) => TableReport {
                 version: Some(table.version()),
                 written: table.written(),
                 counts: table.counts(),
                 problem,
+                closed,
             },
             None => TableReport { problem, ..TableReport::default() },
         }
@@ -131,15 +146,22 @@ impl Equipment {
         Ok(Self { bypass: bypass::open(spec, namespace)?, opened_before })
     }
 
-    /// Gives it to a starting node, with its directory.
-    pub(crate) fn hand_over(self, config: &mut Config, options: &mut Options, directory: Arc<ClusterDirectory>) {
-        config.capture = Some(directory);
+    /// Gives it to a starting node, with its directory and the counters of its policies.
+    pub(crate) fn hand_over(
+        self,
+        config: &mut Config,
+        options: &mut Options,
+        (directory, verdicts): (Arc<ClusterDirectory>, Arc<VerdictCounters>),
+    ) {
+        replace(config, directory, verdicts);
         (options.bypass, options.opened_before) = (self.bypass, self.opened_before);
     }
 }
 
-/// Switches a running node to another directory.
-pub(crate) fn replace(config: &mut Config, directory: Arc<ClusterDirectory>) {
+/// Switches a running node to another directory, and to the policies in it.
+pub(crate) fn replace(config: &mut Config, directory: Arc<ClusterDirectory>, verdicts: Arc<VerdictCounters>) {
+    let policy = || Arc::new(PodPolicy::of(Arc::clone(&directory), verdicts)) as Arc<dyn NetworkPolicy>;
+    config.network_policy = directory.is_under_policy().then(policy);
     config.capture = Some(directory);
 }
 

@@ -18,7 +18,7 @@ use nebula_linux::errno;
 use nebula_linux::netns::{self, Namespace, NamespaceExecutor, Presence};
 use nebula_linux::rtnetlink::LinkWatch;
 use nebula_linux::signals::Signals;
-use nix::sys::socket::Backlog;
+use nix::sys::socket::SockType;
 use rustix::thread::CapabilitySet;
 
 use super::takeover::Handover;
@@ -34,9 +34,10 @@ use crate::pod::isolation;
 use crate::pod::kept::Kept;
 use crate::pod::launch_file::{self, Launch, OpenLaunch};
 use crate::pod::lighthouses::Configured;
-use crate::pod::predecessor::{Descriptors, Predecessor};
+use crate::pod::predecessor::{Descriptors, Predecessor, listener};
 use crate::pod::status::Status;
 use crate::pod::status_socket::StatusSocket;
+use crate::pod::stored;
 use crate::pod::successor::SuccessorSocket;
 use crate::pod::underlay;
 
@@ -54,7 +55,7 @@ pub(super) fn inherit(launch: &Path, pid: i32) -> Result<(Launch, Option<(Predec
 }
 
 /// Does everything that needs privileges, except what depends on the first certificate. The instance before this one,
-/// if there is one, serves meanwhile.
+/// if there is one, serves meanwhile. `passed` is what the service manager held for this unit.
 pub(super) fn start(
     spec: LaunchSpec,
     (contract, lock): (OpenLaunch, File),
@@ -62,6 +63,7 @@ pub(super) fn start(
     signals: Signals,
     confinement: &Confinement,
     predecessor: Option<(Predecessor, Descriptors)>,
+    passed: std::io::Result<Vec<Passed>>,
 ) -> Result<(Box<PodTunnel>, EventQueue), Error> {
     let namespace = Namespace::At { path: spec.target.netns.clone(), id: spec.target.netns_id };
     let refused = |error: netns::Error| Error::set_up("pod", error);
@@ -75,6 +77,7 @@ pub(super) fn start(
     // reach it by its path.
     let room = spec.status_socket.parent().unwrap_or_else(|| Path::new("/"));
     std::env::set_current_dir(room).map_err(set_up(&format!("cannot work in {}", room.display())))?;
+    let mut store = stored::open(passed, predecessor.is_some());
     let (predecessor, inherited) = predecessor.unzip();
     let inherited = inherited.unwrap_or_default();
     let (outside, place_of_sockets) = match spec.underlay {
@@ -82,9 +85,9 @@ pub(super) fn start(
         Underlay::Pod => (&namespace, in_pod()?),
     };
     let sockets = match inherited.udp {
-        None => underlay::bind(&spec, &settings, outside)?,
+        None => underlay::open(&mut store, &spec, &settings, outside)?,
         Some(sockets) => underlay::adopt(sockets, &spec, &settings, outside)
-            .map_err(set_up("cannot go on with the sockets of the instance before this one"))?,
+            .map_err(set_up("cannot go on with the sockets of the previous instance"))?,
     };
     let init = match spec.flow {
         // Opened before any program of the pod runs, so that none of them can take the name while this instance lives.
@@ -102,30 +105,35 @@ pub(super) fn start(
     let behind_hosts = settings.tun.routes.subnets.iter().map(|subnet| subnet.route.network);
     let overlay: Vec<_> = spec.overlay.iter().copied().chain(behind_hosts).collect();
     let capture = spec.capture.as_ref().map(|capture| Capture::open(capture, &overlay));
-    let directory = capture.as_ref().map(Capture::directory);
-    let path = DataPath::new(place, &spec, &settings, sockets, directory, inherited.tun)?;
+    let known = capture.as_ref().map(|capture| (capture.directory(), capture.verdicts()));
+    let path = DataPath::new(place, &spec, &settings, sockets, known, (inherited.tun, &mut store))?;
     let mut status = Status::new(&spec, port);
     status.settings.contract = contract.read()?.1;
     status.settings.device_mtu = Some(settings.tun.device_mtu());
     status.table = capture.as_ref().map(Capture::report);
+    status.verdicts = capture.as_ref().map(Capture::verdicts);
     let status = Arc::new(Mutex::new(status));
     let clients = match inherited.status {
         Some(listener) => StatusSocket::of(listener, Arc::clone(&status)),
-        None => StatusSocket::open(in_room(&spec.status_socket), Arc::clone(&status))
-            .map_err(set_up(&format!("cannot make the status socket {}", spec.status_socket.display())))?,
+        None => StatusSocket::open(in_room(&spec.status_socket), Arc::clone(&status)),
     };
+    let clients =
+        clients.map_err(set_up(&format!("cannot make the status socket {}", spec.status_socket.display())))?;
     let successor_socket = spec.successor_socket();
     let successors = match inherited.successor {
         Some(listener) => SuccessorSocket::of(listener),
-        None => SuccessorSocket::open(in_room(&successor_socket))
-            .map_err(set_up(&format!("cannot make the socket {}", successor_socket.display())))?,
+        None => SuccessorSocket::open(in_room(&successor_socket)),
     };
-    let kept = Kept::open(inherited.identity).inspect_err(|error| {
+    let successors = successors.map_err(set_up(&format!("cannot make the socket {}", successor_socket.display())))?;
+    let kept = Kept::open(&mut store).inspect_err(|error| {
         tracing::warn!(error = errno::text(error), "The next instance will not go on with the certificate of this one");
     });
     let kept = kept.ok();
-    let descriptors = descriptors(&path, &clients, &successors, kept.as_ref(), lock, init_listener);
-    let descriptors = descriptors.map_err(set_up("cannot keep descriptors for the next instance"))?;
+    let what = "cannot keep descriptors for the next instance";
+    let (tun, udp) = path.descriptors().map_err(set_up(what))?;
+    stored::keep(store, &tun, &udp);
+    let descriptors = descriptors((tun, udp), &clients, &successors, kept.as_ref(), lock, init_listener);
+    let descriptors = descriptors.map_err(set_up(what))?;
     let table = capture.as_ref().and_then(|capture| capture.watch(spec.user));
     let polls_table = capture.is_some() && table.is_none();
     let events = EventQueue::new(signals, watch_links(&namespace)?, table, clients, successors);
@@ -154,7 +162,7 @@ pub(super) fn start(
         client,
         kept,
         is_provisional: false,
-        predecessor,
+        predecessor: predecessor.zip(inherited.identity.map(Kept::of)),
         inherited: None,
         descriptors: Arc::new(descriptors),
         handover: Handover::None,
@@ -162,7 +170,8 @@ pub(super) fn start(
     Ok((Box::new(pod), events))
 }
 
-/// Serves the pod's init container; returns a duplicate of the listener, too.
+/// Prepares to serve the pod's init container, or serves it if no other instance does; returns a duplicate of the
+/// listener, too.
 fn open_handoff(
     namespace: &Namespace,
     confinement: &Confinement,
@@ -171,34 +180,34 @@ fn open_handoff(
     let sandbox = confinement.prepare();
     let confine = move || sandbox.enter(CapabilitySet::empty()).map(drop);
     let what = "cannot listen for the pod's init container";
+    let is_new = inherited.is_none();
     let listener = match inherited {
-        // The kernel tells clients who listened last; the plugin compares that with the process of the instance.
-        Some(listener) => Backlog::new(MAX_CLIENTS_OF_INIT)
-            .and_then(|backlog| nix::sys::socket::listen(&listener, backlog))
-            .map(|()| listener.into())
-            .map_err(std::io::Error::from),
+        Some(inherited) => listener(inherited, SockType::Stream),
         // Bound as root, because init checks the listener's user; the thread that serves it is confined.
         None => {
             namespace.run("handoff", || server::listen(handoff::NAME)).map_err(|error| Error::set_up(what, error))?
         }
     };
-    let started = listener.and_then(|listener| {
+    let prepared = listener.and_then(|listener| {
         let duplicate = listener.as_fd().try_clone_to_owned()?;
-        Ok((HandoffServer::start(listener, confine)?, duplicate))
+        Ok((HandoffServer::prepare(listener, confine)?, duplicate))
     });
-    started.map_err(|error| Error::set_up_io(what, error))
+    let prepared = prepared.map_err(|error| Error::set_up_io(what, error))?;
+    if is_new {
+        prepared.0.begin();
+    }
+    Ok(prepared)
 }
 
 /// What this instance hands over to the next one.
 fn descriptors(
-    path: &DataPath,
+    (tun, udp): (Vec<OwnedFd>, Vec<OwnedFd>),
     clients: &StatusSocket,
     successors: &SuccessorSocket,
     kept: Option<&Kept>,
     lock: File,
     init: Option<OwnedFd>,
 ) -> std::io::Result<Vec<Passed>> {
-    let (tun, udp) = path.descriptors()?;
     let descriptors = Descriptors {
         tun: Some(tun),
         udp: Some(udp),
@@ -226,6 +235,3 @@ pub(super) fn set_up(what: &str) -> impl FnOnce(std::io::Error) -> Error {
     let what = what.to_owned();
     move |error| Error::set_up_io(what, error)
 }
-
-// As std does.
-const MAX_CLIENTS_OF_INIT: i32 = 128;

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use nebula_cert::Fingerprint;
 
 use self::recent::Recent;
-use super::{Attempt, Diagnosis, Double, Dropped, Elsewhere, Refusal, RelayRefused, SendFailure, Tried, Unheard};
+use super::{
+    Attempt, Diagnosis, Double, Dropped, Elsewhere, PolicyRefusal, Refusal, RelayRefused, SendFailure, Tried, Unheard,
+};
 use crate::counters::{Direction, DropReason};
 use crate::wire::ip::FlowKey;
 
@@ -25,6 +27,7 @@ pub(crate) struct Journal {
     probes: Recent<u32, (IpAddr, SocketAddr)>,
     sends: Recent<SocketAddr, SendFailure>,
     drops: Recent<DropKey, Dropped>,
+    audited: Recent<DropKey, Dropped>,
     doubles: Recent<IpAddr, Double>,
     /// By lighthouse and own address.
     elsewhere: Recent<(IpAddr, IpAddr), Elsewhere>,
@@ -156,20 +159,28 @@ impl Journal {
         *entry = SendFailure { to, errno, last: now, times: entry.times.saturating_add(1) };
     }
 
-    /// An overlay packet was dropped; `peer` is the peer of its tunnel.
+    /// An overlay packet was dropped; `peer` is the peer of its tunnel, and `policy` what refused it, if policies did.
     pub(crate) fn dropped(
         &mut self,
         now: Instant,
-        (direction, reason): (Direction, DropReason),
+        why: (Direction, DropReason),
         flow: FlowKey,
         peer: Option<IpAddr>,
+        policy: Option<PolicyRefusal>,
     ) {
-        let port = if direction == Direction::Inbound { flow.local_port } else { flow.remote_port };
-        let key = DropKey { direction, reason, local: flow.local, remote: flow.remote, protocol: flow.protocol, port };
-        let new = || Dropped { direction, flow, reason, peer, last: now, times: 0, nearest: None };
-        let entry = self.drops.entry(now, key, MAX_DROPS, new);
-        (entry.flow, entry.peer, entry.last) = (flow, peer, now);
-        entry.times = entry.times.saturating_add(1);
+        note(&mut self.drops, now, why, flow, peer, policy);
+    }
+
+    /// A packet passed that `policy` would refuse.
+    pub(crate) fn audited(
+        &mut self,
+        now: Instant,
+        direction: Direction,
+        flow: FlowKey,
+        peer: Option<IpAddr>,
+        policy: Option<PolicyRefusal>,
+    ) {
+        note(&mut self.audited, now, (direction, DropReason::NetworkPolicy), flow, peer, policy);
     }
 
     /// A tunnel to `peer` replaces one whose certificate was `before`.
@@ -247,6 +258,7 @@ impl Journal {
             unheard: self.unheard.values().cloned().collect(),
             sends: self.sends.values().copied().collect(),
             drops: self.drops.values().cloned().collect(),
+            audited: self.audited.values().cloned().collect(),
             doubles: self
                 .doubles
                 .values()
@@ -277,6 +289,22 @@ impl Journal {
         }
         attempt
     }
+}
+
+fn note(
+    sample: &mut Recent<DropKey, Dropped>,
+    now: Instant,
+    (direction, reason): (Direction, DropReason),
+    flow: FlowKey,
+    peer: Option<IpAddr>,
+    policy: Option<PolicyRefusal>,
+) {
+    let port = if direction == Direction::Inbound { flow.local_port } else { flow.remote_port };
+    let key = DropKey { direction, reason, local: flow.local, remote: flow.remote, protocol: flow.protocol, port };
+    let new = || Dropped { direction, flow, reason, peer, last: now, times: 0, nearest: None, policy: None };
+    let entry = sample.entry(now, key, MAX_DROPS, new);
+    (entry.flow, entry.peer, entry.last, entry.policy) = (flow, peer, now, policy);
+    entry.times = entry.times.saturating_add(1);
 }
 
 fn alone(peer: IpAddr, now: Instant) -> Double {

@@ -31,7 +31,7 @@ fn a_flood_of_any_kind_takes_bounded_memory_and_the_last_entries_stay() {
         journal.repeated(now, host(n), "n", endpoint(n));
         let flow =
             FlowKey { local: host(1), remote: host(n), local_port: 1, remote_port: 2, protocol: 17, fragment: false };
-        journal.dropped(now, (Direction::Inbound, DropReason::NoRule), flow, None);
+        journal.dropped(now, (Direction::Inbound, DropReason::NoRule), flow, None, None);
         journal.relay_refused(RelayRefused { from: host(n), to: host(1), am_relay: false, last: now });
     }
     let told = journal.diagnosis();

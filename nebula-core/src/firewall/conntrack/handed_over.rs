@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::{Conntrack, MAX_PAST, lock, make_room};
+use super::{Conntrack, MAX_PAST, lock};
 use crate::counters::Direction;
 use crate::firewall::flow_entry::{Entry, Owner};
-use crate::firewall::{Filter, Firewall, Peer};
+use crate::firewall::{Filter, Firewall, Occasion, Peer};
 use crate::sync::atomic::Ordering;
 use crate::wire::ip::FlowKey;
 
@@ -18,6 +18,8 @@ pub(crate) struct HandedOverFlow {
     pub(crate) direction: Direction,
     /// Whether packets went both ways.
     pub(crate) answered: bool,
+    /// Whether it was refused when it was last evaluated.
+    pub(crate) ended: bool,
     /// Time since its last packet.
     pub(crate) idle: Duration,
 }
@@ -46,11 +48,9 @@ impl Conntrack {
                 let of = |rights| positions.get(&(entry.owner, rights));
                 let Some(position) = of(None).or_else(|| of(Some(entry.rights))) else { continue };
                 if idle < timeouts.of(&entry.flow) {
-                    let (flow, direction, answered) = (entry.flow, entry.direction, entry.answered);
-                    flows.push((
-                        *position,
-                        HandedOverFlow { flow, direction, answered, idle: Duration::from_millis(idle) },
-                    ));
+                    let Entry { flow, direction, answered, ended, .. } = *entry;
+                    let idle = Duration::from_millis(idle);
+                    flows.push((*position, HandedOverFlow { flow, direction, answered, ended, idle }));
                 }
             }
         }
@@ -59,15 +59,18 @@ impl Conntrack {
 }
 
 impl Firewall<'_> {
-    /// Goes on with a flow that an earlier process of this node allowed, if the present rules allow it, too. Flows are
-    /// to be passed in the order of their age, the oldest first. Returns whether the flow is known now.
+    /// Goes on with a flow that an earlier process of this node knew. One that had ended, or that the present rules do
+    /// not allow, has ended but stays known until it expires: otherwise the next packet of the other end would begin it
+    /// the other way round. Flows are to be passed in the order of their age, the oldest first. Returns whether the
+    /// flow is known now.
     pub(crate) fn take_over(&self, now: Instant, flow: &HandedOverFlow, peer: Peer<'_>) -> bool {
-        let HandedOverFlow { flow, direction, answered, idle } = flow;
+        let HandedOverFlow { flow, direction, answered, ended, idle } = flow;
         let idle = u64::try_from((*idle).min(MAX_PAST).as_millis()).unwrap_or(u64::MAX);
         let is_live = idle < self.filter.timeouts().of(flow);
-        if !is_live || self.filter.check_addresses(flow, peer).is_err() || !self.filter.allows(*direction, flow, peer) {
+        if !is_live || self.filter.check_addresses(flow, peer).is_err() {
             return false;
         }
+        let ended = *ended || self.filter.judge(*direction, flow, peer, Occasion::KnownFlow).is_err();
         let table = self.conntrack;
         let now = table.millis(now);
         let owner = table.owner(&peer);
@@ -78,11 +81,11 @@ impl Firewall<'_> {
             return true;
         }
         let is_full = shard.len() >= table.max_per_shard.load(Ordering::Relaxed);
-        if is_full && !make_room(&mut shard, now, holder) {
+        if is_full && !table.make_room(&mut shard, now, holder) {
             return false;
         }
         let entry = Entry::new(*flow, owner, *direction, self.filter.generation(), now.saturating_sub(idle));
-        shard.insert(hash, holder, Entry { answered: *answered, ..entry });
+        shard.insert(hash, holder, Entry { answered: *answered, ended, ..entry });
         true
     }
 }
@@ -94,6 +97,7 @@ mod tests {
 
     use super::*;
     use crate::counters::DropReason;
+    use crate::firewall::About;
     use crate::firewall::{Policy, PortRange, Rule};
     use crate::forward::testing::verified;
     use crate::tunnel::PeerIdentity;
@@ -127,11 +131,13 @@ mod tests {
         flow: &FlowKey,
         peer: Peer<'_>,
     ) -> Result<(), DropReason> {
-        firewall.decide(firewall.conntrack.hash(flow), firewall.conntrack.millis(at), direction, flow, peer)
+        let now = firewall.conntrack.millis(at);
+        let about = About { direction, flow, original: None };
+        firewall.decide(firewall.conntrack.hash(flow), now, about, peer).map(|_| ())
     }
 
     #[test]
-    fn a_flow_goes_on_as_old_as_it_was_if_the_rules_and_the_peer_are_the_same() {
+    fn a_flow_goes_on_as_old_as_it_was_if_the_rules_and_the_peer_are_the_same_and_has_ended_if_rules_refuse_it() {
         let (certificate, stranger) = (verified(&["10.1.0.2/16"]), verified(&["10.1.0.3/16"]));
         let (start, old_filter) = (base(), filter(53, 1));
         let old = Conntrack::new(start, 1, 1000);
@@ -152,15 +158,52 @@ mod tests {
         for (port, goes_on) in [(53, true), (54, false)] {
             let (new, new_filter) = (Conntrack::new(late, 99, 1000), filter(port, 1));
             let after = Firewall { filter: &new_filter, conntrack: &new };
-            assert_eq!(after.take_over(late, &known(53), peer(&certificate)), goes_on);
+            assert!(after.take_over(late, &known(53), peer(&certificate)));
             assert!(after.take_over(late, &known(2000), peer(&certificate)));
             assert!(!after.take_over(late, &known(2000), peer(&stranger)), "these are not its addresses");
-            assert_eq!(new.len(), 1 + usize::from(goes_on));
+            assert_eq!(new.len(), 2);
+            // Even where a rule would allow its other end to begin it.
+            let packets = [Direction::Inbound, Direction::Outbound];
+            let verdicts = packets.map(|direction| {
+                let found = new.find(&flow(53), &peer(&certificate), direction, new.millis(late), &new_filter);
+                found.unwrap().1
+            });
+            let expected = if goes_on { Ok(()) } else { Err(DropReason::NoRule) };
+            assert_eq!(verdicts, [expected; 2]);
             let answer = |at| decide(after, at, Direction::Inbound, &flow(2000), peer(&certificate));
             assert_eq!(answer(late + timeout), Err(DropReason::NoRule), "its time is over");
             let reply = |at| after.tracks(at, &flow(53), peer(&certificate));
-            assert_eq!(reply(late + timeout - Duration::from_secs(101)), goes_on);
+            assert!(reply(late + timeout - Duration::from_secs(101)));
             assert!(!reply(late + timeout - Duration::from_secs(100)), "it is as old as before");
         }
+    }
+
+    #[test]
+    fn a_flow_that_had_ended_stays_so_until_whoever_began_it_may_begin_it_again() {
+        let certificate = verified(&["10.1.0.2/16"]);
+        let (start, old_filter, strict) = (base(), filter(53, 1), filter(54, 2));
+        let old = Conntrack::new(start, 1, 1000);
+        decide(
+            Firewall { filter: &old_filter, conntrack: &old },
+            start,
+            Direction::Inbound,
+            &flow(53),
+            peer(&certificate),
+        )
+        .unwrap();
+        let ends = Firewall { filter: &strict, conntrack: &old };
+        assert!(decide(ends, start, Direction::Inbound, &flow(53), peer(&certificate)).is_err());
+        let flows = old.flows_with(&[(0, peer(&certificate))], start, &strict);
+        assert!(flows.len() == 1 && flows[0].1.ended, "{flows:?}");
+
+        // The next process has the rules of before.
+        let (new, lenient) = (Conntrack::new(start, 99, 1000), filter(53, 1));
+        let after = Firewall { filter: &strict, conntrack: &new };
+        assert!(after.take_over(start, &flows[0].1, peer(&certificate)));
+        let answer = |firewall| decide(firewall, start, Direction::Outbound, &flow(53), peer(&certificate));
+        assert_eq!(answer(after), Err(DropReason::NoRule), "its other end may begin others, but not this one");
+        let after = Firewall { filter: &lenient, conntrack: &new };
+        assert!(decide(after, start, Direction::Inbound, &flow(53), peer(&certificate)).is_ok());
+        assert!(answer(after).is_ok());
     }
 }

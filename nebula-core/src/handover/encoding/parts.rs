@@ -23,6 +23,7 @@ pub(in crate::handover) const MAX_SESSIONS: usize = 1 << 17;
 pub(in crate::handover) const MAX_HOPS: usize = 1 << 16;
 pub(in crate::handover) const MAX_FLOWS: usize = 1 << 20;
 pub(in crate::handover) const MAX_AFFINITIES: usize = 1 << 12;
+pub(in crate::handover) const MAX_ATTACHED: usize = 1 << 20;
 const MAX_COUNTERS: usize = 1 << 12;
 const MAX_COUNTER_NAME: usize = 100;
 /// Sums of several of these do not overflow.
@@ -39,7 +40,7 @@ pub(super) fn upper_bound(state: &State) -> usize {
     let counters = state.counters.keys().map(|name| name.len() + 32);
     let lists =
         32 * state.hops.len() + 96 * state.flows.len() + 160 * state.courses.len() + 128 * state.affinities.len();
-    128 + peers.chain(sessions).chain(counters).sum::<usize>() + lists
+    128 + peers.chain(sessions).chain(counters).sum::<usize>() + lists + state.attached.len()
 }
 
 pub(super) fn write(state: &State, body: &mut Writer) {
@@ -59,6 +60,7 @@ pub(super) fn write(state: &State, body: &mut Writer) {
             to.number(3, if known.direction == Direction::Inbound { 1 } else { 2 });
             to.number(4, known.answered.into());
             to.number(5, millis(known.idle));
+            to.number(6, known.ended.into());
         });
     }
     for course in &state.courses {
@@ -87,6 +89,7 @@ pub(super) fn write(state: &State, body: &mut Writer) {
             to.number(2, *n);
         });
     }
+    body.nonempty(9, &state.attached);
 }
 
 pub(super) fn read(body: &[u8]) -> Result<State, DecodeError> {
@@ -100,6 +103,7 @@ pub(super) fn read(body: &[u8]) -> Result<State, DecodeError> {
         courses: Vec::new(),
         affinities: Vec::new(),
         counters: BTreeMap::new(),
+        attached: Vec::new(),
     };
     for field in Fields::new(body) {
         match field? {
@@ -116,6 +120,13 @@ pub(super) fn read(body: &[u8]) -> Result<State, DecodeError> {
                 if state.counters.len() > MAX_COUNTERS {
                     return Err(DecodeError::TooMany("counters"));
                 }
+            }
+            (9, value) => {
+                let bytes = value.bytes()?;
+                if bytes.len() > MAX_ATTACHED {
+                    return Err(DecodeError::TooMany("bytes of the program"));
+                }
+                state.attached = bytes.to_vec();
             }
             _ => {}
         }
@@ -263,7 +274,7 @@ fn read_hop(message: &[u8]) -> Result<Hop, Malformed> {
 
 fn read_known(message: &[u8]) -> Result<Option<Flow>, Malformed> {
     let (mut peer, mut flow, mut direction) = (0, None, None);
-    let (mut answered, mut idle) = (false, Duration::ZERO);
+    let (mut answered, mut ended, mut idle) = (false, false, Duration::ZERO);
     for field in Fields::new(message) {
         match field? {
             (1, value) => peer = value.u32()?,
@@ -271,11 +282,12 @@ fn read_known(message: &[u8]) -> Result<Option<Flow>, Malformed> {
             (3, value) => direction = direction_of(value.u64()?),
             (4, value) => answered = value.u64()? != 0,
             (5, value) => idle = Duration::from_millis(value.u64()?),
+            (6, value) => ended = value.u64()? != 0,
             _ => {}
         }
     }
     let (Some(flow), Some(direction)) = (flow, direction) else { return Ok(None) };
-    Ok(Some(Flow { peer, known: HandedOverFlow { flow, direction, answered, idle } }))
+    Ok(Some(Flow { peer, known: HandedOverFlow { flow, direction, answered, ended, idle } }))
 }
 
 fn direction_of(number: u64) -> Option<Direction> {

@@ -54,6 +54,7 @@ fn state() -> State {
         flow: flow(port),
         direction,
         answered,
+        ended: false,
         idle: Duration::from_millis(55),
     };
     let pod = Endpoint { address: "10.1.0.3".parse().unwrap(), port: 8080, incarnation: u64::MAX };
@@ -73,6 +74,7 @@ fn state() -> State {
         FlowState::Gone,
     ];
     let service = Target { address: "10.96.0.7".parse().unwrap(), port: 80, protocol: 17 };
+    let ended = HandedOverFlow { ended: true, ..known(3, Direction::Inbound, true) };
     State {
         made: Duration::from_millis(1_800_000_000_123),
         peers: vec![near, far],
@@ -81,6 +83,7 @@ fn state() -> State {
         flows: vec![
             Flow { peer: 0, known: known(1, Direction::Inbound, true) },
             Flow { peer: 1, known: known(2, Direction::Outbound, false) },
+            Flow { peer: 0, known: ended },
         ],
         courses: states.map(course).to_vec(),
         affinities: vec![
@@ -88,6 +91,7 @@ fn state() -> State {
             HandedOverAffinity { service, endpoint: None, lasts: Duration::from_secs(20) },
         ],
         counters: [("packets_in".to_owned(), 5), ("of a later release".to_owned(), 6)].into(),
+        attached: b"of the program".to_vec(),
     }
 }
 
@@ -96,6 +100,7 @@ fn expect_same(one: &State, other: &State) {
     assert_eq!((one.made, &one.peers, &one.hops), (other.made, &other.peers, &other.hops));
     assert_eq!((&one.flows, &one.courses), (&other.flows, &other.courses));
     assert_eq!((&one.affinities, &one.counters), (&other.affinities, &other.counters));
+    assert_eq!(one.attached(), other.attached());
     let sessions = |state: &State| -> Vec<_> {
         let parts =
             |it: &Session| (it.peer, it.index, it.opening.cipher, *it.opening.key, it.opening.replay.clone(), it.age);
@@ -133,7 +138,7 @@ fn what_is_written_is_read_back() {
 
 #[test]
 fn the_recorded_document_of_this_version_is_read_and_written_byte_for_byte() {
-    let path = Path::new(VECTORS).join("handover/version-1.0");
+    let path = Path::new(VECTORS).join("handover/version-1.1");
     let written = state().encode().unwrap();
     if std::env::var_os("RECORD").is_some() {
         std::fs::write(&path, &*written).unwrap();
@@ -141,6 +146,15 @@ fn the_recorded_document_of_this_version_is_read_and_written_byte_for_byte() {
     let recorded = std::fs::read(&path).unwrap();
     expect_same(&State::decode(&recorded).unwrap(), &state());
     assert_eq!(recorded, *written, "a new field needs a new minor version, and a document of its own");
+}
+
+#[test]
+fn the_recorded_document_of_the_version_before_is_read_without_what_is_new() {
+    let recorded = std::fs::read(Path::new(VECTORS).join("handover/version-1.0")).unwrap();
+    let mut before = state();
+    before.flows.retain(|flow| !flow.known.ended);
+    before.attached.clear();
+    expect_same(&State::decode(&recorded).unwrap(), &before);
 }
 
 #[test]
@@ -206,6 +220,10 @@ fn more_of_something_than_a_node_has_is_refused() {
     }
     assert_eq!(State::decode(&document(MAJOR, &writer.finish())).unwrap_err(), DecodeError::TooMany("relay hops"));
     assert_eq!(State::decode(&vec![0; MAX_DOCUMENT + 1]).unwrap_err(), DecodeError::TooLong);
+    let mut writer = Writer::default();
+    writer.bytes(9, &vec![0; MAX_ATTACHED + 1]);
+    let error = State::decode(&document(MAJOR, &writer.finish())).unwrap_err();
+    assert_eq!(state().attach(vec![0; MAX_ATTACHED + 1]).unwrap_err(), error);
 }
 
 #[test]
@@ -213,7 +231,8 @@ fn of_too_many_flows_those_with_the_latest_traffic_are_kept() {
     let mut state = state();
     let with = |n: usize| {
         let idle = Duration::from_millis((n as u64 * 7919) % (MAX_FLOWS as u64 + 1000));
-        let known = HandedOverFlow { flow: flow(1), direction: Direction::Inbound, answered: false, idle };
+        let known =
+            HandedOverFlow { flow: flow(1), direction: Direction::Inbound, answered: false, ended: false, idle };
         Flow { peer: 0, known }
     };
     state.flows = (0..MAX_FLOWS + 1000).map(with).collect();

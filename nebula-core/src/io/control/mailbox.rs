@@ -205,6 +205,7 @@ fn weight(punt: &Punt) -> usize {
         | Punt::RecvError { .. }
         | Punt::UnknownIndex { .. }
         | Punt::Roamed { .. }
+        | Punt::Audited { .. }
         | Punt::Confirmed { .. }
         | Punt::Dropped { .. } => 0,
     }

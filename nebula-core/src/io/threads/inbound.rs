@@ -132,11 +132,13 @@ impl Inbound {
     /// How long to wait for the socket; `None`: no limit.
     pub(in crate::io) fn timeout(&self, now: Instant) -> Option<Duration> {
         let early = self.lane.early_due().map(|due| due.saturating_duration_since(now));
-        [self.warmth.timeout(now), early].into_iter().flatten().min()
+        let settle = self.shared.forwarder.settle_due(&self.lane).map(|due| due.saturating_duration_since(now));
+        [self.warmth.timeout(now), early, settle].into_iter().flatten().min()
     }
 
-    /// Releases memory that a burst touched, some time after it.
+    /// Releases memory that a burst touched, some time after it, and tells what was counted of flows.
     pub(in crate::io) fn cool(&mut self, now: Instant) {
+        self.shared.forwarder.settle(&mut self.lane, now);
         if self.warmth.cooled(now) {
             self.receiver.release();
             self.lane.release_memory();

@@ -88,13 +88,15 @@ impl Outbound {
         }
     }
 
-    /// How long to wait before [`Outbound::cool`]; `None` if there is nothing to release.
+    /// How long to wait before [`Outbound::cool`]; `None` if there is nothing to do.
     pub(in crate::io) fn timeout(&self, now: Instant) -> Option<Duration> {
-        self.warmth.timeout(now)
+        let settle = self.shared.forwarder.settle_due(&self.lane).map(|due| due.saturating_duration_since(now));
+        [self.warmth.timeout(now), settle].into_iter().flatten().min()
     }
 
-    /// Releases memory that a burst touched, some time after it.
+    /// Releases memory that a burst touched, some time after it, and tells what was counted of flows.
     pub(in crate::io) fn cool(&mut self, now: Instant) {
+        self.shared.forwarder.settle(&mut self.lane, now);
         if self.warmth.cooled(now) {
             self.buffer.release();
             self.lane.release_memory();

@@ -1,15 +1,14 @@
 //! Sockets that were bound elsewhere: by another program, or by this one before it was started again.
-#![allow(unsafe_code)]
 
-use std::ffi::c_int;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicBool;
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, getsockopt, setsockopt, socket, sockopt};
 
 use super::{Family, SocketOptions, UdpSocket, without_missing_v6};
+use crate::io::kept::{check_kind, invalid};
 
 impl UdpSocket {
     /// Adopts a bound socket opened elsewhere, and probes its offloads.
@@ -58,7 +57,8 @@ impl UdpSocket {
         let mut address = without_missing_v6(address);
         let new = new_socket(address)?;
         for fd in kept {
-            check_kind(fd, &new, count > 1)?;
+            check_kind(fd, &new)?;
+            check_choices(fd, count > 1, address.is_ipv6())?;
             let socket = std::net::UdpSocket::from(fd.try_clone()?);
             let bound = socket.local_addr()?;
             if bound.ip() != address.ip() || (address.port() != 0 && bound.port() != address.port()) {
@@ -80,27 +80,12 @@ fn new_socket(address: SocketAddr) -> io::Result<OwnedFd> {
     Ok(socket(domain, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?)
 }
 
-/// Compares with a new socket what never changes.
-fn check_kind(kept: &OwnedFd, new: &OwnedFd, shares_port: bool) -> io::Result<()> {
-    for (name, text) in [
-        (libc::SO_DOMAIN, "another address family"),
-        (libc::SO_TYPE, "another type"),
-        (libc::SO_PROTOCOL, "another protocol"),
-    ] {
-        let of = |socket| option::<c_int>(socket, libc::SOL_SOCKET, name);
-        if of(kept)? != of(new)? {
-            return Err(invalid(format!("the socket has {text}")));
-        }
-    }
-    let namespace = |socket| option::<u64>(socket, libc::SOL_SOCKET, SO_NETNS_COOKIE);
-    if namespace(kept)? != namespace(new)? {
-        return Err(invalid("the socket is in another network namespace".to_owned()));
-    }
+/// Compares what was chosen when the socket was bound.
+fn check_choices(kept: &OwnedFd, shares_port: bool, is_v6: bool) -> io::Result<()> {
     if getsockopt(kept, sockopt::ReusePort)? != shares_port {
         let text = if shares_port { "does not share its port" } else { "shares its port" };
         return Err(invalid(format!("the socket {text}, and `routines` wants the contrary")));
     }
-    let is_v6 = option::<c_int>(kept, libc::SOL_SOCKET, libc::SO_DOMAIN)? == libc::AF_INET6;
     if is_v6 && getsockopt(kept, sockopt::Ipv6V6Only)? {
         return Err(invalid("the socket takes no IPv4".to_owned()));
     }
@@ -123,28 +108,6 @@ fn reset(kept: &std::net::UdpSocket, new: &OwnedFd, options: &SocketOptions) -> 
     options.size_buffers(kept);
     Ok(())
 }
-
-/// Reads an option whose value is a number.
-fn option<T: Number>(socket: &OwnedFd, level: c_int, name: c_int) -> io::Result<T> {
-    let mut value = T::default();
-    let mut len = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes to a number of that size, and any bytes are a number.
-    let result =
-        unsafe { libc::getsockopt(socket.as_fd().as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut len) };
-    if result == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
-}
-
-/// A number of any bytes.
-trait Number: Default + PartialEq {}
-impl Number for c_int {}
-impl Number for u64 {}
-
-fn invalid(text: String) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, text)
-}
-
-// Linux 5.14; missing in libc for this target.
-const SO_NETNS_COOKIE: c_int = 71;
 
 #[cfg(test)]
 mod tests {

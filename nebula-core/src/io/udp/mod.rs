@@ -178,9 +178,10 @@ impl AsFd for UdpSocket {
 }
 
 /// The address to bind to: IPv4's where `::` is wanted and there is no IPv6.
-fn without_missing_v6(mut address: SocketAddr) -> SocketAddr {
+#[must_use]
+pub fn without_missing_v6(mut address: SocketAddr) -> SocketAddr {
     if address.ip() == Ipv6Addr::UNSPECIFIED && lacks_v6() {
-        tracing::warn!(%address, "the system gives no IPv6 socket, so the UDP socket has IPv4 only");
+        tracing::warn!(%address, "the system gives no IPv6 socket, so this one has IPv4 only");
         address.set_ip(Ipv4Addr::UNSPECIFIED.into());
     }
     address

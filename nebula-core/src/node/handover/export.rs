@@ -58,7 +58,7 @@ impl Node {
         if let Some(inheritance) = &self.inheritance {
             for (tunnel, age) in inheritance.sessions(now) {
                 let peer = peers.position(&tunnel.peer, || Peer {
-                    certificate: (*tunnel.peer).clone(),
+                    certificate: (**tunnel.peer).clone(),
                     endpoint: tunnel.endpoint(),
                     relay: inheritance.relay_of(tunnel),
                     idle: age,
@@ -87,6 +87,7 @@ impl Node {
             courses,
             affinities,
             counters: counters.filter(|(_, n)| *n > 0).collect(),
+            attached: Vec::new(),
         };
         state.bounded()
     }
@@ -96,7 +97,7 @@ impl Node {
         let is_in_use = tunnel.was_heard() || tunnel.was_sent_to();
         let endpoint = tunnel.endpoint();
         Peer {
-            certificate: (*tunnel.peer).clone(),
+            certificate: (**tunnel.peer).clone(),
             endpoint,
             relay: if endpoint.is_none() { self.forwarder.relay_of(tunnel) } else { None },
             idle: if is_in_use { Duration::ZERO } else { now.saturating_duration_since(live.used) },

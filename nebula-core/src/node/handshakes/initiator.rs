@@ -26,15 +26,25 @@ impl Node {
         self.start_handshake_with(now, peer, version, Waiting::default());
     }
 
-    fn start_handshake_with(&mut self, now: Instant, peer: IpAddr, version: Option<Version>, waiting: Waiting) {
+    /// Starts a handshake, also through relays, unless one is in progress, which goes on at its own pace however many
+    /// packets there are.
+    pub(in crate::node) fn call(&mut self, now: Instant, peer: IpAddr) {
+        if self.start_handshake_with(now, peer, None, Waiting::default()) {
+            self.try_relays(now, peer);
+        }
+    }
+
+    /// Returns whether a new handshake was started.
+    fn start_handshake_with(&mut self, now: Instant, peer: IpAddr, version: Option<Version>, waiting: Waiting) -> bool {
         if !self.insert_handshake(now, peer, version, waiting) {
-            return;
+            return false;
         }
         self.ask_lighthouses(now, peer);
         if !self.config.endpoints_of(peer, &self.lighthouse).is_empty() {
             self.attempt(peer);
         }
         self.callers(now).test_all_named(peer);
+        true
     }
 
     /// Starts a handshake with nobody but whoever is at this endpoint, unless one with the peer is in progress.

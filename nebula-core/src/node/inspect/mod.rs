@@ -307,7 +307,12 @@ impl Node {
 
     /// The tunnel to the route's peer or to another of its gateways. An inbound packet without such a tunnel gets
     /// that of a peer whose certificate covers its source.
-    fn carrier_of(&self, direction: Direction, flow: &FlowKey, route: Option<&Route>) -> Option<Arc<Tunnel>> {
+    pub(in crate::node) fn carrier_of(
+        &self,
+        direction: Direction,
+        flow: &FlowKey,
+        route: Option<&Route>,
+    ) -> Option<Arc<Tunnel>> {
         let by_route = route.and_then(|route| {
             let mut gateways = std::iter::once(&route.peer).chain(&route.others);
             gateways.find_map(|peer| self.forwarder.tunnels().by_address(*peer))

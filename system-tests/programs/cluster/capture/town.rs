@@ -69,7 +69,7 @@ impl Town {
     }
 
     /// Everything that the chart makes, with one command.
-    pub(super) fn install(&self) {
+    pub(crate) fn install(&self) {
         let start = Instant::now();
         let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.ci/chart/capture.yaml");
         let manifests = std::fs::read_to_string(manifests).expect("what the chart makes");
@@ -137,13 +137,13 @@ impl Town {
         serde_json::from_str(&self.nodes.kubectl(&["get", kind, "-n", namespace, name, "-o", "json"])).expect("JSON")
     }
 
-    pub(super) fn pod_address(&self, namespace: &str, name: &str) -> IpAddr {
+    pub(crate) fn pod_address(&self, namespace: &str, name: &str) -> IpAddr {
         let object = self.object("pod", namespace, name);
         object["status"]["podIP"].as_str().and_then(|address| address.parse().ok()).expect("an address")
     }
 
     /// The pod's address of the same family as `like`.
-    pub(super) fn pod_address_like(&self, like: IpAddr, namespace: &str, name: &str) -> IpAddr {
+    pub(crate) fn pod_address_like(&self, like: IpAddr, namespace: &str, name: &str) -> IpAddr {
         let object = self.object("pod", namespace, name);
         let all = object["status"]["podIPs"].as_array().expect("addresses").iter();
         let mut all = all.filter_map(|entry| entry["ip"].as_str()?.parse::<IpAddr>().ok());
@@ -188,7 +188,7 @@ impl Town {
     }
 
     /// What the instances of a node say of themselves.
-    pub(super) fn statuses(&self, node: u8) -> Vec<Value> {
+    pub(crate) fn statuses(&self, node: u8) -> Vec<Value> {
         let sockets = self.nodes.on(node, &["find", "/run/nebula-cni", "-name", "*.status", "-type", "s"]);
         let root = self.nodes.root_of(node).display().to_string();
         let sockets = String::from_utf8_lossy(&sockets.stdout).into_owned();
@@ -237,7 +237,7 @@ impl Town {
         }
     }
 
-    pub(super) fn kill_api_server(&self) -> ApiServer {
+    pub(crate) fn kill_api_server(&self) -> ApiServer {
         let folder = self.nodes.folder.path().join("control");
         let pid = std::fs::read_to_string(folder.join("apiserver.pid")).expect("a process id");
         let words = std::fs::read_to_string(format!("/proc/{}/cmdline", pid.trim())).expect("it runs");
@@ -248,7 +248,7 @@ impl Town {
     }
 
     /// What the agents cost.
-    pub(super) fn costs(&self) -> String {
+    pub(crate) fn costs(&self) -> String {
         let mut lines = Vec::new();
         for node in [1, 2] {
             let said = text(&self.nodes.on(node, &["sh", "-c", COSTS]));
@@ -257,7 +257,7 @@ impl Town {
         lines.join("\n")
     }
 
-    pub(super) fn details(&self) -> String {
+    pub(crate) fn details(&self) -> String {
         let nodes = [1, 2].map(|node| {
             let rules = text(&self.nodes.on(node, &["nft", "list", "ruleset"]));
             let ours = rules.split("\ntable ").filter(|table| table.contains("nebula")).collect::<Vec<_>>().join("\n");
@@ -276,13 +276,13 @@ impl Drop for Town {
 }
 
 /// An API server that was killed.
-pub(super) struct ApiServer {
+pub(crate) struct ApiServer {
     folder: PathBuf,
     words: Vec<String>,
 }
 
 impl ApiServer {
-    pub(super) fn start(&self, town: &Town) {
+    pub(crate) fn start(&self, town: &Town) {
         let log = std::fs::File::options().append(true).open(self.folder.join("apiserver.log")).expect("its log");
         let mut child = Command::new("setsid")
             .args(["nsenter", &format!("--net={}", town.node_network(1).display())])
@@ -385,7 +385,7 @@ fn service(namespace: &str, name: &str, app: &str, further: &Value) -> Value {
     json!({"apiVersion": "v1", "kind": "Service", "metadata": {"namespace": namespace, "name": name}, "spec": spec})
 }
 
-fn list(items: &[Value]) -> String {
+pub(crate) fn list(items: &[Value]) -> String {
     json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string()
 }
 

@@ -13,6 +13,7 @@ mod node_agent;
 mod plugin;
 
 use crate::loopback;
+use crate::world::cluster::binary;
 
 use std::collections::BTreeMap;
 use std::net::TcpStream;
@@ -228,6 +229,27 @@ fn without_ipv6_in_the_kernel_whatever_listens_everywhere_listens_on_ipv4() {
     let said = std::fs::read_to_string(&log).unwrap();
     assert_eq!(served, (true, Some(0)), "{said}");
     assert!(said.contains("addr=0.0.0.0:"), "{said}");
+}
+
+#[test]
+#[ignore = "needs a build of the proxy"]
+fn without_ipv6_in_the_kernel_the_proxy_listens_on_ipv4() {
+    let network = Network::new();
+    let (socks, forward, port) = (free_tcp_port(), free_tcp_port(), free_udp_port());
+    let settings = format!("tun: {{disabled: true}}\nlisten: {{host: '::', port: {port}}}");
+    let config = network.configure("host", &["10.42.0.7/16"], &settings);
+    let log = config.with_extension("log");
+    let mut command = logged(&binary("nebula-proxy"), &log);
+    command.arg("-config").arg(&config).args(["-socks", &format!("[::]:{socks}")]);
+    command.args(["-forward", &format!("[::]:{forward}=10.42.0.1:22")]);
+    let users = config.with_extension("users");
+    std::fs::write(&users, "one:secret-of-one\n").unwrap();
+    std::fs::set_permissions(&users, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    command.arg("-credentials").arg(&users);
+    let served = serves_without_v6(&mut command, &[socks, forward]);
+    let said = std::fs::read_to_string(&log).unwrap();
+    assert_eq!(served, (true, Some(0)), "{said}");
+    assert!(said.contains("udpAddr=0.0.0.0:"), "{said}");
 }
 
 /// Runs `work` on a thread for which these calls fail.

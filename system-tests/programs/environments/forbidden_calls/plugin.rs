@@ -85,8 +85,13 @@ impl Pod {
             if verb == "ADD" && done {
                 let ping = ["ping", "-c", "1", "-W", "1", LIGHTHOUSE];
                 let works = (0..4).any(|_| self.world().exec("web", &ping).status.success());
-                let log = self.node.instance_logs();
-                if !works && !is_named(&log) {
+                // It says why when it ends, some moments after its device is gone.
+                let says_why = || {
+                    std::thread::sleep(std::time::Duration::from_millis(100));
+                    is_named(&self.node.instance_logs())
+                };
+                if !works && !(0..30).any(|_| says_why()) {
+                    let log = self.node.instance_logs();
                     complaints.push(format!("the tunnel does not work, and nobody says why\n{log}"));
                 }
             }

@@ -117,6 +117,7 @@ const ROWS: &[(&str, Shown)] = &[
     ("path_mtu", written("path_too_small_for_the_mtu", KERNEL)),
     ("remote_address", written("packet_from_an_address_that_the_peer_does_not_have", "no host sends such packets: its own firewall drops them")),
     ("full_flow_table", written("flow_table_without_room", "it takes as many live flows as the smallest table has")),
+    ("network_policy", written("packet_that_policies_of_the_network_refuse", "only pods have network policies")),
     ("names_not_registered", written("names_that_no_resolver_was_told_of", "it needs a resolver of the host; overlay_names.rs has one")),
     ("clock_wrong", written("clock_of_this_host", CLOCK)),
     ("peer_clock_wrong", written("clock_of_a_peer", CLOCK)),

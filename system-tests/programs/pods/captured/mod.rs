@@ -4,7 +4,10 @@
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
+mod clear_policies;
 mod faults;
+mod killed;
+mod policies;
 mod reused;
 mod town;
 mod traffic;
@@ -16,13 +19,15 @@ use std::time::{Duration, Instant};
 
 use faults::{Fault, Faults};
 use town::{
-    API, CAPTURED, DB, ENDPOINTS, FAMILIES, Family, NODE_PORT, OTHER_PLAIN, PLAIN, PUBLIC_NODE_PORT, Pod, Primary,
-    SOON, Town, WEB,
+    API, CAPTURED, DB, ENDPOINTS, FAMILIES, Family, LOADED_PORT, NODE_PORT, OTHER_PLAIN, PLAIN, PUBLIC_NODE_PORT, Pod,
+    Primary, SOON, Town, WEB,
 };
-use traffic::Speaker;
+use traffic::{Conversation, Speaker};
 use wiretap::{PUBLIC, SECRET};
 
 use crate::world::chaos::{Random, number};
+use crate::world::load::{Gaps, Load};
+use crate::world::nonces::Nonces;
 
 #[test]
 #[ignore = "needs root, network namespaces and a release build"]
@@ -267,20 +272,23 @@ fn a_path_that_silently_drops_large_datagrams_carries_a_megabyte_without_any_set
     wires.heard_nothing_in_clear();
 }
 
+/// Sixteen connections to the Service, each with the endpoint that answers.
+fn connections_to_the_service(town: &Town) -> Vec<(Conversation, String)> {
+    let open = |family: Family| {
+        let mut conversation = town.open("web", family.service());
+        conversation.ask(SECRET).expect("it is sent");
+        let by = conversation.answer().expect("an answer");
+        (conversation, by)
+    };
+    (0..8).flat_map(|_| FAMILIES).map(open).collect()
+}
+
 #[test]
 #[ignore = "needs root, network namespaces and a release build"]
 fn connections_to_a_service_keep_their_endpoint_when_the_instance_is_killed() {
     let mut town = Town::new(Primary::Links, |_| ());
     let wires = town.wiretaps();
-    let mut opened: Vec<_> = (0..8)
-        .flat_map(|_| FAMILIES)
-        .map(|family| {
-            let mut conversation = town.open("web", family.service());
-            conversation.ask(SECRET).expect("it is sent");
-            let by = conversation.answer().expect("an answer");
-            (conversation, by)
-        })
-        .collect();
+    let mut opened = connections_to_the_service(&town);
     assert!(ENDPOINTS.iter().all(|pod| opened.iter().any(|(_, by)| by == pod.name)), "both");
     // Of half of them, the server speaks first afterwards.
     town.let_servers_wait(true);
@@ -311,15 +319,7 @@ fn connections_to_a_service_keep_their_endpoint_when_the_instance_is_killed() {
 fn connections_to_a_service_go_on_while_other_programs_take_over_from_the_instances() {
     let mut town = Town::new(Primary::Links, |_| ());
     let wires = town.wiretaps();
-    let mut opened: Vec<_> = (0..8)
-        .flat_map(|_| FAMILIES)
-        .map(|family| {
-            let mut conversation = town.open("web", family.service());
-            conversation.ask(SECRET).expect("it is sent");
-            let by = conversation.answer().expect("an answer");
-            (conversation, by)
-        })
-        .collect();
+    let mut opened = connections_to_the_service(&town);
     let mut longest = Duration::ZERO;
     for round in 0..6 {
         // In another version of the table the endpoints are listed in another order.
@@ -344,6 +344,36 @@ fn connections_to_a_service_go_on_while_other_programs_take_over_from_the_instan
     }
     println!("18 instances replaced; one upgrade and 16 answers took {longest:?} at most");
     wires.heard_nothing_in_clear();
+}
+
+/// `UPGRADES` says how many; a full run has 50. They alternate between the Service's endpoint and its client.
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
+fn upgrades_under_load_end_no_connection_to_a_service() {
+    let upgrades = number("UPGRADES", 4);
+    let town = Town::new(Primary::Links, |_| ());
+    let [host, other] = [DB, WEB].map(|pod| town.node(pod).name.clone());
+    let port = town.node(DB).status("db")["port"].as_u64().and_then(|port| u16::try_from(port).ok());
+    let nonces = Nonces::record(town.world(), &host, &[&host, &other], port.expect("a port"));
+    let at = SocketAddr::new(DB.address(Family::V4), LOADED_PORT);
+    let load = Load::start(town.world(), ("web", "db", at), Some(Family::V4.loaded()), 8, 200);
+    let mut gaps = Gaps::default();
+    for n in 0..upgrades {
+        let pod = if n % 2 == 0 { DB } else { WEB };
+        let broken = gaps.measure(&load, || {
+            let is_upgraded = town.upgrade(pod).status().expect("the plugin").success();
+            assert!(is_upgraded, "{pod:?}: {}", town.node(pod).instance_logs());
+        });
+        assert_eq!(broken, None, "upgrade {n} of {pod:?}\n{}", town.node(pod).instance_logs());
+    }
+    println!("{gaps}");
+    assert!(gaps.longest() <= Duration::from_millis(200) && gaps.lost == 0, "{gaps:?}");
+    drop(load);
+    let seen = nonces.finish();
+    let (tunnels, datagrams) = seen.counts();
+    println!("{tunnels} keys and {datagrams} nonces seen");
+    assert_eq!((&seen.reused, seen.merged), (&Vec::new(), 0));
+    assert!(tunnels as u64 > upgrades && datagrams as u64 > gaps.sent, "{tunnels} {datagrams}");
 }
 
 #[test]
@@ -374,7 +404,6 @@ fn connections_to_a_service_from_before_the_capture_keep_the_endpoint_that_the_n
 #[test]
 #[ignore = "needs root, network namespaces and a release build"]
 fn every_protocol_is_in_the_tunnel_and_sctp_reaches_services() {
-    const GRE: u8 = 47;
     const ESP: u8 = 50;
     const SCTP: u8 = 132;
     let mut town = Town::new(Primary::Bridge, |_| ());
@@ -403,6 +432,8 @@ fn every_protocol_is_in_the_tunnel_and_sctp_reaches_services() {
     }
     wires.heard_nothing_in_clear();
 }
+
+const GRE: u8 = 47;
 
 /// An IP packet; the kernel fills in the sum of an IPv4 header.
 fn packet(protocol: u8, from: IpAddr, to: IpAddr, body: &[u8]) -> Vec<u8> {

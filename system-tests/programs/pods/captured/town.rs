@@ -11,12 +11,15 @@ use ipnet::IpNet;
 use nebula_cni_contract::cluster_table::{Builder, EndpointState, ServiceEndpoint, ServicePort};
 use nebula_cni_plugin::link::capture_rules::replace_clear;
 use nebula_cni_plugin::link::service_choice::{self, Choice};
+use nebula_cni_policy::model::NetworkPolicy;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
+use super::policies;
 use super::traffic::{self, Answer, Conversation, PORT, Server};
 use super::wiretap::{SECRET, Wiretaps};
+use crate::service_manager::{PLACE, Systemd};
 use crate::world::cluster::{Cluster, Node, answer_at, binary, gone_within, tool};
 use crate::world::{self, World};
 
@@ -75,6 +78,15 @@ impl Family {
         let address = match self {
             Self::V4 => IpAddr::from([198, 51, 100, 10]),
             Self::V6 => IpAddr::from([0xfd00, 0x1b, 0, 0, 0, 0, 0, 0x10]),
+        };
+        SocketAddr::new(address, 80)
+    }
+
+    /// A Service whose endpoint is [`DB`] at [`LOADED_PORT`].
+    pub(super) fn loaded(self) -> SocketAddr {
+        let address = match self {
+            Self::V4 => IpAddr::from([10, 96, 0, 20]),
+            Self::V6 => IpAddr::from([0xfd00, 0x96, 0, 0, 0, 0, 0, 0x20]),
         };
         SocketAddr::new(address, 80)
     }
@@ -141,30 +153,65 @@ pub(super) struct Town {
     pub(super) cluster: Cluster,
     nodes: [Node; 2],
     version: u64,
+    /// Network policies whose programs are in the table.
+    policies: Option<Vec<NetworkPolicy>>,
     servers: Vec<Server>,
     /// The pods with the results of their ADD.
     added: Vec<(Pod, Value)>,
+    /// The supervisor of the instances on the first node, if it is not the plugin.
+    pub(super) systemd: Option<Systemd>,
 }
 
 impl Town {
     /// With a cluster table, as the node agent writes it, and Services that the nodes translate, as kube-proxy does.
     /// `change` may change the chain entry of both nodes.
     pub(super) fn new(primary: Primary, change: impl Fn(&mut Value)) -> Self {
-        let town = Self::with_pods(primary, change, true);
+        Self::captured(Cluster::new(), primary, change, |_, _| None)
+    }
+
+    /// The same, with the instances on the first node as units of systemd.
+    pub(super) fn of_systemd(primary: Primary) -> Self {
+        Self::captured(
+            Cluster::below(Path::new(PLACE)),
+            primary,
+            |_| (),
+            |cluster, node| {
+                let systemd = Systemd::start_in(&Path::new("/run/netns").join(cluster.world.namespace_of(&node.name)));
+                node.conf["plugins"][1]["supervisor"] = "systemd".into();
+                node.bus = Some(systemd.bus());
+                Some(systemd)
+            },
+        )
+    }
+
+    fn captured(
+        cluster: Cluster,
+        primary: Primary,
+        change: impl Fn(&mut Value),
+        supervise: impl FnOnce(&Cluster, &mut Node) -> Option<Systemd>,
+    ) -> Self {
+        let town = Self::with_pods(cluster, primary, change, supervise, true);
         town.open_guards(&[PLAIN, OTHER_PLAIN]);
         town
     }
 
     /// The same before anybody is captured.
     pub(super) fn uncaptured(primary: Primary) -> Self {
-        Self::with_pods(primary, |_| (), false)
+        Self::with_pods(Cluster::new(), primary, |_| (), |_, _| None, false)
     }
 
-    fn with_pods(primary: Primary, change: impl Fn(&mut Value), is_captured: bool) -> Self {
-        let mut cluster = Cluster::new();
+    fn with_pods(
+        mut cluster: Cluster,
+        primary: Primary,
+        change: impl Fn(&mut Value),
+        supervise: impl FnOnce(&Cluster, &mut Node) -> Option<Systemd>,
+        is_captured: bool,
+    ) -> Self {
         cluster.set_policy(&[("address", "same".into()), ("overlay", json!(FAMILIES.map(Family::pods)))]);
-        let nodes = [1, 2].map(|number| node(&mut cluster, number, primary, &change));
-        let mut town = Self { cluster, nodes, version: 0, servers: Vec::new(), added: Vec::new() };
+        let mut nodes = [1, 2].map(|number| node(&mut cluster, number, primary, &change));
+        let systemd = supervise(&cluster, &mut nodes[0]);
+        let mut town =
+            Self { cluster, nodes, version: 0, policies: None, servers: Vec::new(), added: Vec::new(), systemd };
         town.write_table(&ENDPOINTS);
         for pod in PODS {
             town.cluster.world.namespace(pod.name);
@@ -309,8 +356,9 @@ impl Town {
             for pod in [PLAIN, OTHER_PLAIN] {
                 builder.clear(pod.address(family));
             }
-            service(&mut builder, family.service(), endpoints, family);
-            service(&mut builder, family.public_service(), &[OTHER_PLAIN], family);
+            service(&mut builder, family.service(), (endpoints, PORT), family);
+            service(&mut builder, family.loaded(), (&[DB], LOADED_PORT), family);
+            service(&mut builder, family.public_service(), (&[OTHER_PLAIN], PORT), family);
             for number in [1, 2] {
                 let node = self.node_address(number, family);
                 builder.node(node);
@@ -324,6 +372,20 @@ impl Town {
             builder.clear_prefix(family.load_balancers().parse().expect("a range"));
         }
         self.publish(builder);
+    }
+
+    /// Writes a table with programs of these policies, and waits until they are enforced.
+    pub(super) fn enforce(&mut self, policies: &[NetworkPolicy]) {
+        self.enforce_for(policies, &ENDPOINTS);
+    }
+
+    /// The same, with these endpoints of the Service.
+    pub(super) fn enforce_for(&mut self, policies: &[NetworkPolicy], endpoints: &[Pod]) {
+        self.policies = Some(policies.to_vec());
+        self.write_table(endpoints);
+        for pod in CAPTURED {
+            self.wait_for_table(pod);
+        }
     }
 
     /// The address of a node on the network between the nodes.
@@ -355,7 +417,10 @@ impl Town {
         self.open_guards(&[PLAIN, OTHER_PLAIN]);
     }
 
-    fn publish(&mut self, builder: Builder) {
+    fn publish(&mut self, mut builder: Builder) {
+        if let Some(policies) = &self.policies {
+            policies::add_programs(&mut builder, policies);
+        }
         self.version += 1;
         self.put_table(&builder.finish(self.version));
     }
@@ -434,10 +499,22 @@ impl Town {
         is_killed
     }
 
+    /// Changes the settings below `nebula` in the entry of a pod's node, and has its running pods follow them.
+    pub(super) fn tell(&mut self, pod: Pod, settings: &Value) {
+        let namespace = self.world().namespace_of(&self.node(pod).name);
+        let node = &mut self.nodes[usize::from(pod.node) - 1];
+        for (key, value) in settings.as_object().expect("settings") {
+            node.conf["plugins"][1]["nebula"][key] = value.clone();
+        }
+        let said = node.refresh(&namespace);
+        let is_told = said["refreshed"].as_array().into_iter().flatten();
+        assert!(is_told.filter_map(Value::as_str).any(|told| told.ends_with(pod.name)), "{said}");
+    }
+
     /// Installs another program on the node of a pod, and has it take over from the pod's instance.
     pub(super) fn upgrade(&self, pod: Pod) -> Command {
         let node = self.node(pod);
-        node.install(&binary("nebula-cni-instance"));
+        node.install_another(&binary("nebula-cni-instance"));
         let mut command = node.upgrade(self.world(), pod.name);
         command.stdout(Stdio::null()).stderr(Stdio::null());
         command
@@ -596,11 +673,14 @@ fn outer_ports(
 pub(super) const NODE_PORT: u16 = 30_080;
 pub(super) const PUBLIC_NODE_PORT: u16 = 30_053;
 
+/// Of servers that a test starts itself.
+pub(super) const LOADED_PORT: u16 = 7001;
+
 /// Adds a Service for TCP, UDP and SCTP.
-fn service(builder: &mut Builder, at: SocketAddr, endpoints: &[Pod], family: Family) {
+fn service(builder: &mut Builder, at: SocketAddr, (endpoints, port): (&[Pod], u16), family: Family) {
     let endpoint = |pod: &Pod| ServiceEndpoint {
         address: pod.address(family),
-        port: PORT,
+        port,
         state: EndpointState::Ready,
         is_on_this_node: false,
     };

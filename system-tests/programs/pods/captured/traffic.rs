@@ -142,6 +142,12 @@ impl Conversation {
         self.0.write_all(words)
     }
 
+    /// Whether nothing comes in for this long.
+    pub(super) fn is_silent(&mut self, time: Duration) -> bool {
+        self.0.set_read_timeout(Some(time)).expect("a timeout");
+        self.0.read(&mut [0; 256]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    }
+
     /// Whether the connection ends with a reset.
     pub(super) fn is_reset(&mut self) -> bool {
         let _ = self.0.set_read_timeout(Some(Duration::from_secs(2)));

@@ -101,6 +101,12 @@ fn drop(direction: &str, reason: &str, nearest: Value) -> Value {
         "nearest": nearest})
 }
 
+fn refused_by_policy() -> Value {
+    let mut drop = drop("outbound", "network_policy", json!(null));
+    drop["policy"] = json!("egress denied: shop/web isolates the pod");
+    drop
+}
+
 fn behind_gateway(rule: &str) -> Value {
     let mut drop = drop("inbound", "no_rule", json!({"index": 0, "differs": ["local_cidr"], "text": rule}));
     drop["local"] = json!("192.168.7.9");
@@ -384,6 +390,9 @@ causes! {
         => "firewall_drop", ["its local_cidr does not have 192.168.7.9"];
     packet_that_no_rule_is_about: with(facts(), "/drops", json!([drop("outbound", "no_rule", json!(null))]))
         => "firewall_drop", ["firewall.outbound", "no rule at all"];
+    packet_that_policies_of_the_network_refuse:
+        with(facts(), "/drops", json!([refused_by_policy()]))
+        => "network_policy", ["policies of the network refuse packets", "egress denied: shop/web isolates", "change the policy"];
     packet_from_an_address_that_the_peer_does_not_have:
         with(facts(), "/drops", json!([drop("inbound", "remote_address", json!(null))]))
         => "remote_address", ["-unsafe-networks"];

@@ -40,6 +40,15 @@ fn of_reason(drop: &Drop) -> Finding {
             );
             Finding::error("firewall_drop", about, cause, &advice)
         }
+        "network_policy" => Finding::error(
+            "network_policy",
+            about,
+            format!(
+                "policies of the network refuse packets {way} ({times}): {}",
+                drop.policy.as_deref().unwrap_or("they have changed since")
+            ),
+            "If they should pass, change the policy. If not, all is well.",
+        ),
         "remote_address" => Finding::error(
             "remote_address",
             about,

@@ -1,5 +1,6 @@
 //! Formats answers for people and programs.
 
+mod flows;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -7,10 +8,12 @@ mod trace;
 mod tunnel;
 
 use nebula_cert::{visible, visible_json};
+use nebula_cni_contract::columns::{bytes, columns as table, optional, or_dash, span};
 use nebula_instance::host::documents::{Certificate, Certificates, Identity, Upgraded};
 use serde_json::Value;
 
 use crate::answer::Answer;
+use crate::arguments::unix_ms;
 use crate::doctor::{self, Finding};
 
 /// The answer with all texts in it as they may be printed: names of peers and certificates, and what others said.
@@ -31,6 +34,12 @@ pub(crate) fn json(document: &Value) -> String {
     format!("{}\n", visible_json(&format!("{document:#}")))
 }
 
+/// The records of an answer for a program, one a line.
+pub(crate) fn json_lines(document: &Value) -> String {
+    let records = document["records"].as_array().into_iter().flatten();
+    records.map(|record| format!("{}\n", visible_json(&record.to_string()))).collect()
+}
+
 /// Formats an answer, line by line. `answer` and `findings` are visible.
 pub(crate) fn readable(answer: &Answer, findings: &[Finding]) -> String {
     match answer {
@@ -48,6 +57,7 @@ pub(crate) fn readable(answer: &Answer, findings: &[Finding]) -> String {
         Answer::Cert(answer) => certificates(answer),
         Answer::LogLevel(answer) => format!("{}\n", answer.level),
         Answer::Trace(answer) => trace::trace(answer),
+        Answer::Flows(answer) => flows::flows(answer, unix_ms()),
     }
 }
 
@@ -63,7 +73,7 @@ fn upgraded(answer: &Upgraded) -> String {
     let Upgraded { pid, version, peers, flows, rolled_back } = answer;
     let what = format!("process {pid} of version {version}, with {peers} peer(s) and {flows} flow(s)");
     match rolled_back {
-        Some(why) => format!("{why}; the program of before serves again: {what}\n"),
+        Some(why) => format!("{why}; the old program serves again: {what}\n"),
         None => format!("upgraded to {what}\n"),
     }
 }
@@ -97,16 +107,6 @@ fn certificates(answer: &Certificates) -> String {
     table("NAME", &answer.certificates) + "\n" + &table("CA", &answer.cas)
 }
 
-/// A dash stands for what is empty.
-fn or_dash(text: &str) -> String {
-    if text.is_empty() { "-".to_owned() } else { text.to_owned() }
-}
-
-/// A dash stands for what is not there.
-fn optional<T: ToString>(value: Option<T>) -> String {
-    value.map_or_else(|| "-".to_owned(), |value| or_dash(&value.to_string()))
-}
-
 fn list(items: &[String]) -> String {
     or_dash(&items.iter().map(|item| or_dash(item)).collect::<Vec<_>>().join(" "))
 }
@@ -123,39 +123,7 @@ fn expiry(seconds: i64) -> String {
     if seconds < 0 { format!("EXPIRED {} ago", span(-seconds)) } else { format!("{} left", span(seconds)) }
 }
 
-/// A number of bytes in its largest unit.
-fn bytes(count: u64) -> String {
-    let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
-    match units.into_iter().find(|(_, bits)| count >> bits > 0) {
-        Some((unit, bits)) => format!("{:.1} {unit}", count as f64 / (1_u64 << bits) as f64),
-        None => format!("{count} B"),
-    }
-}
-
-/// A time span in its two largest units.
-fn span(seconds: i64) -> String {
-    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
-    match (days, hours, minutes) {
-        (0, 0, 0) => format!("{seconds}s"),
-        (0, 0, _) => format!("{minutes}m {}s", seconds % 60),
-        (0, _, _) => format!("{hours}h {}m", minutes % 60),
-        _ => format!("{days}d {}h", hours % 24),
-    }
-}
-
 fn fields(lines: &[(&str, String)]) -> String {
     let width = lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0) + 2;
     lines.iter().map(|(name, value)| format!("{:width$}{value}\n", format!("{name}:"))).collect()
-}
-
-fn table<const N: usize>(head: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
-    let mut lines = vec![head.map(str::to_owned)];
-    lines.extend(rows);
-    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<_> = (0..N).map(width).collect();
-    let line = |cells: &[String; N]| {
-        let padded = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}  "));
-        padded.collect::<String>().trim_end().to_owned() + "\n"
-    };
-    lines.iter().map(line).collect()
 }

@@ -1,7 +1,7 @@
 use nebula_instance::host::documents::{Status, Tunnel};
 use serde_json::{Value, json};
 
-use super::{expiry, readable, span, status, tunnel, visible_values};
+use super::{expiry, flows, readable, span, status, tunnel, visible_values};
 use crate::answer::Answer;
 use crate::arguments::Command;
 
@@ -61,6 +61,42 @@ fn offered_relays_are_listed_with_the_reason_why_each_is_chosen_or_not() {
 }
 
 #[test]
+fn flows_name_both_ends_the_service_the_rule_and_the_way_and_hostile_names_stay_on_their_line() {
+    let record = json!({"event": "ended", "end": "idle", "verdict": "allowed", "direction": "outbound", "protocol": 6,
+        "source": {"address": "10.42.0.1", "port": 5000, "name": "web\n\u{1b}[2J"},
+        "destination": {"address": "10.42.0.2", "port": 8080, "name": "db"},
+        "original": {"source": "10.42.0.1:5000", "destination": "10.96.0.7:80"},
+        "forward": {"packets": 3, "bytes": 2048}, "reply": {"packets": 2, "bytes": 200}, "rule": 4,
+        "policy": {"reason": "rule", "tier": "Admin", "policy": "p", "rule": 2},
+        "path": "relay", "relay": "10.42.0.9", "started_ms": 1_000, "last_ms": 91_000});
+    let refused = json!({"event": "refused", "verdict": "refused", "reason": "no_rule", "direction": "inbound",
+        "protocol": 17, "source": {"address": "10.42.0.3", "name": "c"}, "destination": {"address": "10.42.0.1", "port": 53},
+        "forward": {"packets": 7, "bytes": 700}, "last_ms": 99_000});
+    let document = json!({"records": [record, refused], "lost": 5, "is_on": true});
+    let Answer::Flows(records) = answer(&flows_command(), visible_values(&document)) else { panic!("flows") };
+    let text = flows::flows(&records, 100_000);
+    let lines: Vec<String> = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    assert_eq!(
+        lines[1],
+        "9s ago allowed ended (idle) tcp web\\n\\u{1b}[2J 10.42.0.1:5000 db 10.42.0.2:8080 (10.96.0.7:80) \
+         2.0 KiB / 3 200 B / 2 1m 30s firewall.outbound[4], Admin p rule 2 relay 10.42.0.9",
+        "{text}"
+    );
+    assert_eq!(lines[2], "1s ago refused: no_rule refused udp c 10.42.0.3 10.42.0.1:53 700 B / 7 0 B / 0 1m 39s - -");
+    assert_eq!(lines[3], "5 more since the start had to give way (flows.ring)");
+    let json = super::json_lines(&document);
+    assert_eq!((json.lines().count(), json.contains('\u{1b}')), (2, false));
+    let first: Value = serde_json::from_str(json.lines().next().expect("a line")).expect("an object");
+    assert_eq!(first, document["records"][0]);
+    let off = answer(&flows_command(), json!({"records": [], "is_on": false}));
+    assert!(readable(&off, &[]).contains("flows.records"));
+}
+
+fn flows_command() -> Command {
+    Command::Flows { peer: None, port: None, protocol: None, verdict: None, since: None }
+}
+
+#[test]
 fn times_are_shown_in_two_units() {
     for (seconds, expected) in [(5, "5s"), (65, "1m 5s"), (7_260, "2h 1m"), (90_000, "1d 1h")] {
         assert_eq!(span(seconds), expected);
@@ -79,6 +115,16 @@ fn a_trace_names_the_rule_and_why_a_packet_is_dropped() {
     let text = readable(&answer, &[]);
     assert!(text.contains("web at 192.0.2.1:4242") && text.contains("dropped: no_rule"), "{text}");
     assert!(answer.is_bad_news(&[]));
+}
+
+#[test]
+fn a_trace_tells_why_a_known_flow_is_refused() {
+    let document = json!({"direction": "inbound", "firewall": {"addresses": "belong to the certificates",
+        "conntrack": {"began": "outbound", "answered": true, "idle_seconds": 3, "ended": "network_policy"}, "rule": null},
+        "outcome": "dropped", "reason": "network_policy"});
+    let trace = Command::Trace { protocol: "tcp".to_owned(), ends: Vec::new() };
+    let text = readable(&answer(&trace, document), &[]);
+    assert!(text.contains("began outbound") && text.contains("no longer allowed (network_policy)"), "{text}");
 }
 
 #[test]

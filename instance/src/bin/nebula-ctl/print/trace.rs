@@ -39,7 +39,10 @@ fn route(route: &Route) -> String {
 fn firewall(firewall: &FirewallVerdict) -> Vec<(&'static str, String)> {
     let conntrack = firewall.conntrack.as_ref().map(|known| {
         let answered = if known.answered { "answered" } else { "not answered" };
-        format!("yes, began {}, {answered}, idle for {} s", known.began, known.idle_seconds)
+        let ended =
+            known.ended.as_ref().map(|reason| format!("; no longer allowed ({reason}): dropped until it expires"));
+        let ended = ended.unwrap_or_default();
+        format!("yes, began {}, {answered}, idle for {} s{ended}", known.began, known.idle_seconds)
     });
     let rule =
         firewall.rule.as_ref().map(|rule| format!("{} #{} {}", rule.list, rule.index, optional(rule.text.as_ref())));
@@ -53,6 +56,7 @@ fn firewall(firewall: &FirewallVerdict) -> Vec<(&'static str, String)> {
         ("rule", rule.unwrap_or_else(|| "none".to_owned())),
     ];
     lines.extend(nearest.map(|nearest| ("nearest", nearest)));
+    lines.extend(firewall.network_policy.iter().map(|reason| ("network policy", reason.clone())));
     lines
 }
 

@@ -31,11 +31,14 @@ impl Sources<'_> {
                 Direction::Outbound => flow.remote_port,
             },
             peer: tunnel.and_then(first_address),
-            peer_name: tunnel.map(|tunnel| tunnel.name.clone()),
+            peer_name: tunnel
+                .map(|tunnel| tunnel.name.clone())
+                .or_else(|| dropped.policy.as_ref().map(|policy| policy.peer.to_string())),
             peer_groups: certificate.as_ref().map(|certificate| certificate.groups().to_vec()),
             times: dropped.times,
             seconds_ago: clocks.ago(dropped.last),
             nearest,
+            policy: dropped.policy.as_ref().map(|policy| policy.reason.to_string()),
         }
     }
 

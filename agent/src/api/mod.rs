@@ -1,0 +1,89 @@
+//! The agent's API for kubectl's plugin: HTTPS, reached through the API server's proxy for pods. That proxy neither
+//! says who asks nor proves that it is the API server, and others reach the port as well. So each request carries a
+//! token, and the API server is asked whose it is (TokenReview) and what they may do (SubjectAccessReview).
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `server.rs` | connections: TLS, their number, their time |
+//! | `token.rs` | the token of a request |
+//! | `review.rs` | asks the API server about tokens and permissions |
+//! | `recent.rs` | answers that hold for a while |
+//! | `quotas.rs` | how often the API server is asked, by whose connection it is |
+//! | `denied.rs` | why there is no answer |
+//! | `routes.rs` | which path is answered by what, and who may ask |
+//! | `answers.rs` | how the node and its pods stand, and upgrades |
+//! | `flows.rs` | flow records as a stream |
+
+mod answers;
+mod denied;
+mod flows;
+mod quotas;
+mod recent;
+mod review;
+mod routes;
+mod server;
+mod token;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::Client;
+use nebula_cni_contract::instance_status::Status;
+use tokio::sync::Semaphore;
+
+use self::review::Reviewer;
+pub use self::server::{ServeError, serve};
+use crate::cluster;
+use crate::listener;
+use crate::node::Node;
+use crate::reconcile::plan::Stand;
+
+/// The pods of the last look at the node, each with what its instance said.
+pub type Pods = Arc<dyn Fn() -> Vec<(Stand, Option<Arc<Status>>)> + Send + Sync>;
+
+/// What the API answers from.
+pub struct Api {
+    node: Node,
+    /// Name of the node in Kubernetes.
+    name: String,
+    pods: Pods,
+    reviewer: Reviewer,
+    /// Of answers for which files or instances are asked.
+    working: Semaphore,
+    /// Of streams that go on.
+    following: Semaphore,
+}
+
+impl Api {
+    /// The API of a node. `client` is what asks the API server about tokens.
+    #[must_use]
+    pub fn new(node: Node, name: String, client: Client, pods: Pods) -> Arc<Self> {
+        let (working, following) = (Semaphore::new(WORKING), Semaphore::new(FOLLOWING));
+        Arc::new(Self { node, name, pods, reviewer: Reviewer::new(client), working, following })
+    }
+}
+
+/// Serves the API where the configuration wants one, until the task is cancelled.
+pub(crate) async fn keep(node: &Node, name: Option<String>, pods: Pods) {
+    let Some(address) = node.config.api else { return };
+    let Some(name) = name else {
+        tracing::warn!("no API for kubectl: the name of the node is not known (--node or NODE_NAME)");
+        return;
+    };
+    loop {
+        let outcome = async {
+            let client = cluster::api::open(None).await.map_err(ServeError::Client)?;
+            let listener = listener::bind(address).map_err(|source| ServeError::Listen { address, source })?;
+            let api = Api::new(node.clone(), name.clone(), client, Arc::clone(&pods));
+            serve(api, listener).await
+        };
+        if let Err(error) = outcome.await {
+            tracing::warn!(%error, "no API for kubectl; the agent tries again");
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+const WORKING: usize = 2;
+const FOLLOWING: usize = 16;
+const RETRY: Duration = Duration::from_secs(30);

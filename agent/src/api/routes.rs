@@ -1,0 +1,127 @@
+//! Which path is answered by what, and who may ask for it.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, any, get, post};
+use axum::{Json, Router};
+use nebula_cert::listener::Source;
+use nebula_cni_contract::agent_api::{FLOWS_PATH, PAUSE_PATH, PODS_PATH, RESUME_PATH, STATUS_PATH, UPGRADE_PATH};
+
+use super::Api;
+use super::answers;
+use super::denied::Denied;
+use super::flows::{self, Wanted};
+use super::review::Asked;
+use super::token::Token;
+use crate::cluster::api::is_name;
+use crate::rollout::plan;
+
+/// What answers the requests of one connection.
+#[derive(Clone)]
+pub(super) struct Shared {
+    pub(super) api: Arc<Api>,
+    pub(super) source: Source,
+}
+
+/// Names and values of the parameters of a request.
+pub(super) type Pairs<'a> = Vec<(Cow<'a, str>, Cow<'a, str>)>;
+
+/// Whoever asks, and what for. It has been allowed.
+pub(super) struct Permit {
+    pub(super) token: Token,
+    pub(super) asked: Asked,
+    pub(super) user: String,
+}
+
+pub(super) fn router(api: Arc<Api>, source: Source) -> Router {
+    Router::new()
+        .route(STATUS_PATH, only(get(status)))
+        .route(PODS_PATH, only(get(pods)))
+        .route(FLOWS_PATH, only(get(flow_records)))
+        .route(UPGRADE_PATH, only(get(upgrade)))
+        .route(PAUSE_PATH, only(post(pause)))
+        .route(RESUME_PATH, only(post(resume)))
+        .fallback(async || Denied::Path)
+        .with_state(Shared { api, source })
+}
+
+fn only(route: MethodRouter<Shared>) -> MethodRouter<Shared> {
+    route.fallback_service(any(async || Denied::Path))
+}
+
+async fn status(State(shared): State<Shared>, request: Request) -> Result<Response, Denied> {
+    shared.permit(request, "get", "nodes", None).await?;
+    Ok(Json(answers::status(&shared.api)).into_response())
+}
+
+async fn pods(State(shared): State<Shared>, request: Request) -> Result<Response, Denied> {
+    let namespace = parameter(&request, "namespace")?.map(Cow::into_owned);
+    let namespace = namespace.map(checked).transpose()?;
+    shared.permit(request, "get", "pods", namespace.clone()).await?;
+    Ok(Json(answers::pods(&shared.api, namespace).await?).into_response())
+}
+
+async fn flow_records(State(shared): State<Shared>, request: Request) -> Result<Response, Denied> {
+    let wanted = Wanted::of(&pairs(&request)?)?;
+    let namespace = wanted.filter.namespace.clone().map(checked).transpose()?;
+    let permit = shared.permit(request, "get", "flows", namespace).await?;
+    flows::answer(shared, permit, wanted).await
+}
+
+async fn upgrade(State(shared): State<Shared>, request: Request) -> Result<Response, Denied> {
+    shared.permit(request, "get", "upgrades", None).await?;
+    Ok(Json(answers::upgrade(&shared.api)).into_response())
+}
+
+async fn pause(State(shared): State<Shared>, request: Request) -> Result<Response, Denied> {
+    shared.change(request, plan::Request::Pause).await
+}
+
+async fn resume(State(shared): State<Shared>, request: Request) -> Result<Response, Denied> {
+    shared.change(request, plan::Request::Resume).await
+}
+
+impl Shared {
+    async fn permit(
+        &self,
+        mut request: Request,
+        verb: &'static str,
+        resource: &'static str,
+        namespace: Option<String>,
+    ) -> Result<Permit, Denied> {
+        let token = Token::take(request.headers_mut())?;
+        let asked = Asked { verb, resource, namespace };
+        let user = self.api.reviewer.permit(&token, &asked, self.source).await?;
+        Ok(Permit { token, asked, user })
+    }
+
+    async fn change(&self, request: Request, change: plan::Request) -> Result<Response, Denied> {
+        let permit = self.permit(request, "update", "upgrades", None).await?;
+        tracing::info!(user = %permit.user, ?change, "kubectl changes the upgrade of instances");
+        Ok(Json(answers::change_upgrade(&self.api, change).await?).into_response())
+    }
+}
+
+/// The parameters of a request.
+fn pairs(request: &Request) -> Result<Pairs<'_>, Denied> {
+    let query = request.uri().query().unwrap_or_default();
+    let pairs: Vec<_> = form_urlencoded::parse(query.as_bytes()).take(MOST_PARAMETERS + 1).collect();
+    let names = pairs.iter().map(|(key, _)| key).collect::<std::collections::HashSet<_>>();
+    // One that is there twice could be read in two ways.
+    let is_fine = pairs.len() <= MOST_PARAMETERS && names.len() == pairs.len();
+    if is_fine { Ok(pairs) } else { Err(Denied::Parameter("(too many, or one twice)")) }
+}
+
+fn parameter<'a>(request: &'a Request, name: &str) -> Result<Option<Cow<'a, str>>, Denied> {
+    Ok(pairs(request)?.into_iter().find(|(key, _)| key == name).map(|(_, value)| value))
+}
+
+/// A name that the API server may be asked about: an empty one would mean all namespaces.
+fn checked(namespace: String) -> Result<String, Denied> {
+    if is_name(&namespace) { Ok(namespace) } else { Err(Denied::Parameter("namespace")) }
+}
+
+const MOST_PARAMETERS: usize = 32;

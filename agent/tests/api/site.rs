@@ -1,0 +1,100 @@
+//! The API of a node whose state is in a temporary folder, beside the fake that reviews tokens.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nebula_agent::api::{Api, serve};
+use nebula_agent::config::{AGENT_DIR, Config};
+use nebula_agent::flows::store::{Bound, Store};
+use nebula_agent::flows::{Attached, folder};
+use nebula_agent::node::Node;
+use nebula_agent::reconcile::plan::{Protection, Reason, Stand};
+use nebula_cni_contract::flow_records::{FlowRecord, FlowRecords};
+use nebula_cni_contract::instance_status::{Certificate, Status};
+use nebula_cni_contract::launch::Pod;
+
+use super::fake_reviews::FakeReviews;
+
+pub(crate) struct Site {
+    pub(crate) address: SocketAddr,
+    pub(crate) node: Node,
+    root: tempfile::TempDir,
+}
+
+impl Site {
+    /// A node with a pod that is protected and one that is not.
+    pub(crate) async fn start(reviews: &FakeReviews, name: &str) -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let config = serde_json::json!({"ca": {"service": "nebula-system/nebula-ca"}, "hostRoot": root.path()});
+        let config = Config::parse(&config.to_string()).unwrap();
+        std::fs::create_dir_all(config.host_root.resolve(Path::new(AGENT_DIR))).unwrap();
+        let node = Node::new(config);
+        let stand = |pod: &str, protection| Stand {
+            sandbox: pod.to_owned(),
+            pod: Pod { namespace: "shop".to_owned(), name: pod.to_owned(), uid: pod.to_owned() },
+            protection,
+        };
+        let certificate = Some(Certificate { not_after: i64::MAX / 2, ..Certificate::default() });
+        let status = Arc::new(Status { certificate, ..Status::default() });
+        let pods = vec![
+            (stand("web", Protection::Protected), Some(status)),
+            (stand("old", Protection::Unprotected(Reason::NoRecord)), None),
+        ];
+        let client = reviews.client().await;
+        let api = Api::new(node.clone(), name.to_owned(), client, Arc::new(move || pods.clone()));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(serve(api, listener));
+        Self { address, node, root }
+    }
+
+    /// What the instance of a pod recorded.
+    pub(crate) fn keep(&self, namespace: &str, records: Vec<FlowRecord>) {
+        let folder = folder(&self.node.config.host_root);
+        std::fs::create_dir_all(&folder).unwrap();
+        let pod = Pod { namespace: namespace.to_owned(), name: "web".to_owned(), uid: namespace.to_owned() };
+        let attached = Attached { attachment: namespace.to_owned(), pod, socket: PathBuf::new() };
+        let next = records.iter().map(|record| record.number).max().unwrap_or_default();
+        let answer = FlowRecords { records, next, is_on: true, ..FlowRecords::default() };
+        let bound = Bound { bytes: 64 << 20, age: Duration::from_secs(3600) };
+        let mut store = Store::open(&folder, bound).unwrap();
+        store.keep(vec![(&attached, answer)], now_ms()).unwrap();
+        store.commit().unwrap();
+    }
+
+    /// Stands for the part of the agent that takes what an operator asks upgrades for. Returns what that was.
+    pub(crate) fn take_request(&self) -> std::thread::JoinHandle<String> {
+        let path = self.root.path().join(AGENT_DIR.trim_start_matches('/')).join("upgrade-request");
+        std::thread::spawn(move || {
+            loop {
+                if let Ok(text) = std::fs::read_to_string(&path) {
+                    std::fs::remove_file(&path).unwrap();
+                    return text;
+                }
+                std::thread::yield_now();
+            }
+        })
+    }
+}
+
+/// A record of a flow that was seen a moment ago.
+pub(crate) fn record(number: u64, direction: &str, port: u16) -> FlowRecord {
+    let mut record = FlowRecord {
+        number,
+        id: number,
+        event: "created".to_owned(),
+        verdict: "allowed".to_owned(),
+        direction: direction.to_owned(),
+        protocol: 6,
+        last_ms: now_ms(),
+        ..FlowRecord::default()
+    };
+    record.destination.port = Some(port);
+    record
+}
+
+pub(crate) fn now_ms() -> u64 {
+    u64::try_from(nebula_linux::clock::since_epoch().as_millis()).unwrap()
+}

@@ -1,0 +1,19 @@
+//! Why a flow between two pods does not pass: each link of the chain between them, up to the first that is broken.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `facts.rs` | what the API server and the agents of both nodes know |
+//! | `chain.rs` | what that says of each link |
+//! | `causes.rs` | the causes, and what to do |
+//! | `report.rs` | the answer, for people and for programs |
+
+mod causes;
+mod chain;
+mod facts;
+mod report;
+#[cfg(test)]
+mod tests;
+
+pub use causes::{AtEnd, Cause, End, Link};
+pub use facts::{Facts, InTable, Listener, PodEnd, PodTunnel, PolicySays, Service, Target, Way, Workload};
+pub use report::{Report, Standing, Step};

@@ -1,0 +1,186 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use nebula_cni_contract::flow_records::Filter;
+
+use crate::identity::{Account, Role};
+
+/// Show how Nebula stands in this cluster
+///
+/// Exits with 0 if all is well, 79 if something is not as it should be, 1 if not everything could be asked, and 64 if
+/// the command line cannot be understood.
+#[derive(Debug, Parser)]
+#[command(name = "kubectl-nebula", bin_name = "kubectl nebula", version)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+    /// Where to look.
+    #[command(flatten)]
+    pub place: Place,
+    /// How to print: a table with further columns, JSON (one object a line), or YAML
+    #[arg(short, long, global = true, value_name = "FORM")]
+    pub output: Option<Form>,
+}
+
+/// Which cluster and namespace, and as whom.
+#[derive(Debug, Args)]
+pub struct Place {
+    /// Namespace; default: that of the context
+    #[arg(short, long, global = true)]
+    pub namespace: Option<String>,
+    /// All namespaces
+    #[arg(short = 'A', long, global = true, conflicts_with = "namespace")]
+    pub all_namespaces: bool,
+    /// Context of the kubeconfig
+    #[arg(long, global = true)]
+    pub context: Option<String>,
+    /// File with the credentials; default: that of kubectl
+    #[arg(long, global = true, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Namespace of Nebula itself
+    #[arg(long, global = true, value_name = "NAMESPACE", default_value = "nebula-system")]
+    pub system_namespace: String,
+    /// ServiceAccount as which agents are asked; default: nebula-viewer of the namespace, or of Nebula's own for what
+    /// concerns the whole cluster (nebula-operator to change something)
+    #[arg(long, global = true, value_name = "NAMESPACE/NAME")]
+    pub service_account: Option<Account>,
+}
+
+/// How an answer is printed, if not as a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Form {
+    /// A table with further columns.
+    Wide,
+    /// One object a line.
+    Json,
+    /// Documents.
+    Yaml,
+}
+
+/// A command.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Show nodes, agents, pods without protection, certificates that expire, and upgrades
+    Status(Status),
+    /// Show the pods that have a tunnel, or should have one
+    Pods,
+    /// Show who spoke to whom and who was refused, as the nodes recorded it; the newest last
+    Flows(Flows),
+    /// Show how far the installed program has reached the pods' instances; pause and resume that
+    Upgrade(Upgrade),
+    /// Look for what is wrong and say what to do
+    Check(Check),
+}
+
+/// Of `status`.
+#[derive(Debug, Args)]
+pub struct Status {
+    /// Show it again and again
+    #[arg(short, long)]
+    pub watch: bool,
+    /// Seconds between two looks
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub interval: u32,
+}
+
+/// Of `flows`.
+#[derive(Debug, Args)]
+pub struct Flows {
+    /// Go on with what is recorded from now on
+    #[arg(short, long)]
+    pub follow: bool,
+    /// Only what the instance of this pod recorded: NAMESPACE/NAME, or NAME
+    #[arg(long)]
+    pub pod: Option<String>,
+    /// Only flows with this address, name of a certificate, or pod NAMESPACE/NAME at one end
+    #[arg(long)]
+    pub peer: Option<String>,
+    /// Only flows that this pod opened: NAMESPACE/NAME, or the name in its certificate
+    #[arg(long, value_name = "POD")]
+    pub from_pod: Option<String>,
+    /// Only flows to this pod: NAMESPACE/NAME, or the name in its certificate
+    #[arg(long, value_name = "POD")]
+    pub to_pod: Option<String>,
+    /// Only flows to this port, before or after translation
+    #[arg(long)]
+    pub port: Option<u16>,
+    /// Only flows of this protocol: tcp, udp, sctp, icmp, icmpv6, or its number
+    #[arg(long, value_parser = Filter::protocol)]
+    pub protocol: Option<u8>,
+    /// Only flows that were allowed, refused, or would be refused by policies in audit
+    #[arg(long, value_parser = ["allowed", "audit", "refused"])]
+    pub verdict: Option<String>,
+    /// Only flows seen since then, such as 90s, 15m or 2h ago
+    #[arg(long, value_name = "TIME", value_parser = Filter::span_ms)]
+    pub since: Option<u64>,
+    /// Show at most this number of records, the newest
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub limit: u32,
+}
+
+/// Of `upgrade`.
+#[derive(Debug, Args)]
+pub struct Upgrade {
+    /// What to do.
+    #[command(subcommand)]
+    pub verb: UpgradeVerb,
+}
+
+/// What to do about upgrades.
+#[derive(Debug, Subcommand)]
+pub enum UpgradeVerb {
+    /// Show how far each node is
+    Status {
+        /// Only these nodes
+        nodes: Vec<String>,
+    },
+    /// Upgrade no further instance, also of later releases, until it is resumed
+    Pause {
+        /// Only of these nodes; default: all
+        nodes: Vec<String>,
+    },
+    /// Go on; instances that did not keep the program get it once more, beginning with a canary
+    Resume {
+        /// Only of these nodes; default: all
+        nodes: Vec<String>,
+    },
+}
+
+impl Upgrade {
+    /// Who may do it.
+    #[must_use]
+    pub fn role(&self) -> Role {
+        if matches!(self.verb, UpgradeVerb::Status { .. }) { Role::ClusterViewer } else { Role::Operator }
+    }
+}
+
+/// Of `check`.
+#[derive(Debug, Args)]
+pub struct Check {
+    /// Look whether Nebula can be installed
+    #[arg(long)]
+    pub pre: bool,
+    /// Only these categories
+    #[arg(long, value_name = "CATEGORY", value_delimiter = ',')]
+    pub only: Vec<crate::check::Category>,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent_and_options_may_stand_behind_the_command() {
+        Cli::command().debug_assert();
+        let cli = Cli::try_parse_from(["x", "flows", "-n", "shop", "-o", "json", "--since", "15m"]).unwrap();
+        assert_eq!((cli.place.namespace.as_deref(), cli.output), (Some("shop"), Some(Form::Json)));
+        for bad in [&["flows", "-n", "a", "-A"][..], &["flows", "--limit", "0"], &["check", "--only", "weather"], &[]] {
+            assert!(Cli::try_parse_from([&["x"], bad].concat()).unwrap_err().use_stderr(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! `kubectl nebula`, a plugin of kubectl: shows how Nebula stands in a cluster. It speaks with the API server only,
+//! whose proxy for pods brings it to the agents of the nodes.
+//!
+//! - [`cli`]: the command line; [`outcome`]: how a command ends
+//! - `cluster`: the API server; `identity`: the ServiceAccount as which agents are asked; `agents`: asks them
+//! - `shown`: tables, JSON and YAML
+//! - `status`, `pods`, `flows`, `upgrade`, `check`: the commands
+
+mod agents;
+pub mod check;
+pub mod cli;
+mod cluster;
+mod flows;
+mod identity;
+pub mod outcome;
+mod pods;
+mod shown;
+mod status;
+mod upgrade;
+
+use std::io::Write;
+
+use self::agents::Agents;
+use self::cli::{Cli, Command};
+use self::cluster::Cluster;
+use self::outcome::{Outcome, ToolError};
+use self::shown::Printer;
+
+/// Runs a command. What was asked for goes to `out`, remarks about it to `notes`.
+///
+/// # Errors
+/// Returns why nothing could be shown.
+pub async fn run(cli: &Cli, out: &mut impl Write, notes: &mut impl Write) -> Result<Outcome, ToolError> {
+    let cluster = Cluster::open(&cli.place).await?;
+    let mut printer = Printer::new(cli.output, out, notes);
+    match &cli.command {
+        Command::Check(options) => check::run(&cluster, cli, options, &mut printer).await,
+        Command::Status(options) => {
+            let agents = Agents::find(&cluster, &cli.place, identity::Role::ClusterViewer).await?;
+            status::run(&agents, options, &mut printer).await
+        }
+        Command::Pods => {
+            let agents = Agents::find(&cluster, &cli.place, identity::Role::Viewer).await?;
+            pods::run(&agents, &mut printer).await
+        }
+        Command::Flows(options) => {
+            let agents = Agents::find(&cluster, &cli.place, identity::Role::Viewer).await?;
+            flows::run(&agents, options, &mut printer).await
+        }
+        Command::Upgrade(options) => {
+            let agents = Agents::find(&cluster, &cli.place, options.role()).await?;
+            upgrade::run(&agents, options, &mut printer).await
+        }
+    }
+}
