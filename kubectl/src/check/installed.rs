@@ -52,6 +52,10 @@ fn judge_workload(category: Category, name: &str, object: &Value, report: &mut R
         Some(_) => (status("desiredNumberScheduled"), status("numberReady")),
         None => (object["spec"]["replicas"].as_u64().unwrap_or(1), status("readyReplicas")),
     };
+    if wanted == 0 {
+        let hint = "is it scaled to 0, or does its node selector fit no node?";
+        return report.bad(category, format!("{name}: no pod of it is wanted"), hint);
+    }
     if ready >= wanted {
         return report.good(category, format!("{name}: {ready} of {wanted} are ready"));
     }
@@ -198,5 +202,10 @@ mod tests {
             "good: x: 1 of 1 are ready"
         );
         assert_eq!(judged(json!({"spec": {"replicas": 2}, "status": {}})), "bad: x: 0 of 2 are ready");
+        assert_eq!(judged(json!({"spec": {"replicas": 0}, "status": {}})), "bad: x: no pod of it is wanted");
+        assert_eq!(
+            judged(json!({"status": {"desiredNumberScheduled": 0, "numberReady": 0}})),
+            "bad: x: no pod of it is wanted"
+        );
     }
 }

@@ -248,6 +248,12 @@ fn doctor_and_why_name_the_cause_in_words_and_in_json() {
     assert!(facts["peers"].as_array().unwrap().iter().any(|peer| peer["peer"] == "10.42.0.8"), "{facts}");
 }
 
+/// Whether the daemon still waits for what a client says.
+fn is_served(mut client: &UnixStream) -> bool {
+    client.set_nonblocking(true).unwrap();
+    matches!(client.read(&mut [0]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
+}
+
 #[test]
 fn hostile_clients_cost_neither_others_nor_the_daemon_its_answers() {
     let pair = Pair::start();
@@ -256,12 +262,15 @@ fn hostile_clients_cost_neither_others_nor_the_daemon_its_answers() {
     let mut long = UnixStream::connect(&path).unwrap();
     let _ = long.write_all(&vec![b'x'; 1 << 16]);
     for socket in ["client", "whois"] {
-        let path = pair.socket(socket);
-        let silent: Vec<_> = (0..60).filter_map(|_| UnixStream::connect(&path).ok()).collect();
-        let begun = Instant::now();
-        assert!(pair.json(socket, &["whois", "10.42.0.1"]).is_ok(), "{socket}");
-        assert!(begun.elapsed() < Duration::from_millis(1500), "{socket}: before silent clients are left anyway");
-        drop(silent);
+        // Answered while silent clients were still waited for: a daemon that serves others after them only has ended all
+        // of them by then. Each round has the daemon's two seconds, which a busy machine may need for something else.
+        let before_they_are_left = (0..5).any(|_| {
+            let silent: Vec<_> = (0..60).map(|_| UnixStream::connect(pair.socket(socket)).unwrap()).collect();
+            let answer = pair.json(socket, &["whois", "10.42.0.1"]);
+            assert!(answer.is_ok(), "{socket}: {answer:?}");
+            silent.iter().any(is_served)
+        });
+        assert!(before_they_are_left, "{socket}");
     }
     let silent: Vec<_> = (0..60).filter_map(|_| UnixStream::connect(&path).ok()).collect();
     // Signals are handled meanwhile.
