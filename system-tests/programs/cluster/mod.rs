@@ -5,6 +5,7 @@ mod capture;
 mod helm;
 mod kubectl;
 mod nodes;
+mod on_call;
 mod orders;
 mod policies;
 mod roll_out;

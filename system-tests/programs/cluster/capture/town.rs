@@ -133,7 +133,7 @@ impl Town {
         Wiretaps::start(&[1, 2].map(|node| self.node_network(node)))
     }
 
-    pub(super) fn object(&self, kind: &str, namespace: &str, name: &str) -> Value {
+    pub(crate) fn object(&self, kind: &str, namespace: &str, name: &str) -> Value {
         serde_json::from_str(&self.nodes.kubectl(&["get", kind, "-n", namespace, name, "-o", "json"])).expect("JSON")
     }
 

@@ -8,6 +8,7 @@ mod grid;
 mod network_policies;
 mod new_pods;
 mod probes;
+mod required;
 mod why;
 
 use std::time::{Duration, Instant};
@@ -131,7 +132,7 @@ fn is_to_pass(flow: &Flow, allows: &dyn Fn(&Flow) -> bool) -> bool {
 }
 
 /// The definition that a user installs, without its schema.
-fn definition() -> Value {
+pub(super) fn definition() -> Value {
     json!({
         "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
         "metadata": {"name": "clusternetworkpolicies.policy.networking.k8s.io",
