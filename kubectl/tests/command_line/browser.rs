@@ -150,9 +150,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // Its pipe is all that keeps it, if it does not listen any more.
-        self.session = None;
-        let close = json!({"id": u64::MAX >> 12, "method": "Browser.close"}).to_string() + "\0";
+        let close = json!({"id": self.calls + 1, "method": "Browser.close"}).to_string() + "\0";
         let _ = self.to.write_all(close.as_bytes());
         let _ = self.child.wait();
     }

@@ -171,13 +171,15 @@ fn host(number: u64) -> FlowEnd {
     FlowEnd { address: Some([10, 1, 0, u8::try_from(number).unwrap()].into()), name: Some(name), ..FlowEnd::default() }
 }
 
-/// Every pod and host is an end of some. One in 25 is refused.
+/// Every pod and host is an end of some.
 fn record(node: u64, id: u64, now_ms: u64) -> FlowRecord {
     let number = node * RECORDS + id;
-    let is_refused = id % 25 == 3;
     let seconds = (RECORDS - id) * 4;
     let last_ms = now_ms - seconds * 1000;
-    let mut destination = if id % 9 == 0 { host(number / 9) } else { pod(number * 7 + 1) };
+    // Each namespace speaks with some, and some of what four namespaces ask for is refused.
+    let turned = number + number / 50;
+    let mut destination = if id % 9 == 0 { host(number / 9) } else { pod(turned * 7 + turned / 950) };
+    let is_refused = [0, 4, 11, 23].contains(&(turned % 50)) && turned % 3 == 0;
     destination.port = Some([443, 5432, 8080, 53][usize::try_from(id % 4).unwrap()]);
     let bytes = (number * 7919) % 3_000_000;
     FlowRecord {
@@ -195,7 +197,7 @@ fn record(node: u64, id: u64, now_ms: u64) -> FlowRecord {
         reason: is_refused.then(|| "policy".to_owned()),
         direction: "outbound".to_owned(),
         protocol: if id % 4 == 3 { 17 } else { 6 },
-        source: pod(number),
+        source: pod(turned),
         destination,
         forward: Amount { packets: 12, bytes: bytes / 9 },
         reply: Amount { packets: 20, bytes },

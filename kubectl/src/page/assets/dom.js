@@ -16,7 +16,7 @@ function fill(element, attributes, children) {
       element.setAttribute(name, value === true ? "" : value);
     }
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined)
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined)
     .map((child) => (child instanceof Node ? child : visible(child))));
   return element;
 }

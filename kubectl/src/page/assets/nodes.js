@@ -86,8 +86,10 @@ export class Nodes {
     const wanted = q.value.trim().toLowerCase();
     const texts = (row) => (row.status?.parts ?? []).flatMap((part) => [part.name, part.reason]);
     const has = (row) => [row.node, row.error ?? "", ...texts(row)].some((text) => text.toLowerCase().includes(wanted));
-    const rows = this.#answer.nodes.filter((row) => has(row) && (!trouble.checked || troubled(row, this.#answer)));
-    this.#table.show(rows);
+    const isTroubled = (row) => Number(troubled(row, this.#answer));
+    const rows = this.#answer.nodes.filter((row) => has(row) && (!trouble.checked || isTroubled(row)));
+    // Trouble comes first, unless a head was chosen.
+    this.#table.show(rows.sort((a, b) => isTroubled(b) - isTroubled(a)));
   }
 }
 
@@ -103,7 +105,7 @@ function parts({ status, error }) {
   if (!status) return name(error);
   const line = (part) => {
     const [sign, mark] = part.ok ? ["✓", ""] : part.is_required ? ["✗", "bad"] : ["!", "late"];
-    const advice = part.advice ? el("div", { class: "advice" }, name(part.advice)) : null;
+    const advice = part.advice && !part.ok ? el("div", { class: "advice" }, name(part.advice)) : null;
     return el("li", {}, el("strong", { class: mark }, `${sign} `, name(part.name)), " ", name(part.reason), advice);
   };
   const wrong = status.parts.filter((part) => !part.ok);

@@ -133,10 +133,10 @@ function sums(nodes, topology) {
   const tiles = [
     ["Nodes ready", `${number(ready)} of ${number(nodes.nodes.length)}`, address("nodes"), ready < nodes.nodes.length],
     ["Nodes with trouble", number(troubles), address("nodes", { trouble: "1" }), troubles > 0],
-    ["Pods protected", number(protecteds), address("nodes"), false],
-    ["Pods unprotected", number(unprotected), address("nodes", { trouble: "1" }), unprotected > 0],
+    ["Pods unprotected", `${number(unprotected)} of ${number(protecteds + unprotected)}`,
+      address("nodes", { trouble: "1" }), unprotected > 0],
     ["Refusals in 15 min", number(refused), address("flows", { verdict: "refused", since: "15m" }), refused > 0],
-    ["First certificate expires", left === undefined ? "-" : left <= 0 ? "expired" : `in ${span(left)}`,
+    ["First certificate", left === undefined ? "-" : left <= 0 ? "expired" : `for ${span(left)}`,
       address("expiry"), left !== undefined && left < 1800],
     ["Nodes in upgrade", number(upgrades), address("upgrades"), false],
   ];

@@ -42,6 +42,9 @@ export class Topology {
       if (event.target.name === "since") this.#go("topology", this.#parameters());
       else this.#draw();
     });
+    for (const [type, isOn] of [["focusin", true], ["focusout", false], ["mouseover", true], ["mouseout", false]]) {
+      this.#diagram.addEventListener(type, ({ target }) => mark(this.#diagram, isOn ? target.closest("a") : null));
+    }
     new ResizeObserver(() => this.#draw()).observe(this.#diagram);
   }
 
@@ -101,6 +104,13 @@ export function refusals(row) {
   return el("strong", { class: "bad", title: packets }, `✗ ${number(row.refused)}`);
 }
 
+/** The lines of one box stand out; without one all do. */
+function mark(diagram, box) {
+  for (const line of diagram.querySelectorAll("path")) {
+    line.classList.toggle("aside", Boolean(box) && !line.dataset.ends.split("\n").includes(box.dataset.key));
+  }
+}
+
 /** Sources on the left, destinations on the right, and between them what flows and what is refused. */
 function picture(rows, width) {
   const [left, right] = [column(rows, "from"), column(rows, "to")];
@@ -120,11 +130,13 @@ function picture(rows, width) {
     const [y1, y2] = ends.map(middle);
     const [x1, x2] = [wide, width - wide];
     const bend = (x2 - x1) / 2;
+    const keys = `from ${text(left[ends[0]])}\nto ${text(right[ends[1]])}`;
+    const rest = left[ends[0]].rest || right[ends[1]].rest ? " rest" : "";
     const d = `M${x1} ${y1}C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2} ${y2}`;
     const thick = count ? Math.min(9, 1 + Math.log10(1 + count / 1024)) : 0;
     return [
-      thick ? svg("path", { d, class: "traffic", "stroke-width": thick.toFixed(1) }) : null,
-      refused ? svg("path", { d, class: "refusal", "stroke-width": 2 }) : null,
+      thick ? svg("path", { d, class: `traffic${rest}`, "data-ends": keys, "stroke-width": thick.toFixed(1) }) : null,
+      refused ? svg("path", { d, class: `refusal${rest}`, "data-ends": keys, "stroke-width": 2 }) : null,
     ];
   });
   const box = (party, at, x) => {
