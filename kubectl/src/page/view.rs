@@ -1,5 +1,5 @@
-//! What is known of the cluster, and what browsers get of it. Agents are asked because somebody looks, and no more often
-//! for several than for one.
+//! What is known of the cluster, and what browsers get of it. Agents are asked because somebody looks, and no more
+//! often for several than for one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -178,8 +178,8 @@ fn record(node: u64, id: u64, now_ms: u64) -> FlowRecord {
     let last_ms = now_ms - seconds * 1000;
     // Each namespace speaks with some, and some of what four namespaces ask for is refused.
     let turned = number + number / 50;
-    let mut destination = if id % 9 == 0 { host(number / 9) } else { pod(turned * 7 + turned / 950) };
-    let is_refused = [0, 4, 11, 23].contains(&(turned % 50)) && turned % 3 == 0;
+    let mut destination = if id.is_multiple_of(9) { host(number / 9) } else { pod(turned * 7 + turned / 950) };
+    let is_refused = [0, 4, 11, 23].contains(&(turned % 50)) && turned.is_multiple_of(3);
     destination.port = Some([443, 5432, 8080, 53][usize::try_from(id % 4).unwrap()]);
     let bytes = (number * 7919) % 3_000_000;
     FlowRecord {
