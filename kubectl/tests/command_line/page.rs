@@ -57,7 +57,7 @@ impl Drop for Serving {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_page_is_served_to_those_with_its_token_until_ctrl_c() {
     let fleet = FakeFleet::start().await;
     tokio::task::block_in_place(|| {
@@ -82,7 +82,7 @@ async fn the_page_is_served_to_those_with_its_token_until_ctrl_c() {
     });
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs the Debian package chromium"]
 async fn a_browser_shows_the_cluster() {
     let fleet = FakeFleet::start().await;
