@@ -104,10 +104,11 @@ async fn a_browser_shows_the_cluster() {
         by_keyboard(&mut browser);
         tables_have_heads(&mut browser);
         pictures_and_widths(&mut browser, &pictures);
-        a_second_tab_asks_no_more(&mut browser, &serving, &fleet, began);
+        many_readers_ask_agents_no_more(&mut browser, &serving, &fleet, began);
         assert_eq!(browser.value("violations"), json!([]));
         assert_eq!(browser.errors(), Vec::<&Value>::new());
         assert_eq!(browser.value("document.title"), "Topology - Nebula");
+        another_page_gets_nothing(&mut browser, &serving);
     });
 }
 
@@ -242,8 +243,8 @@ fn pictures_and_widths(browser: &mut Browser, pictures: &Path) {
     open(browser, "topology");
 }
 
-/// The agents are asked once for all tabs.
-fn a_second_tab_asks_no_more(browser: &mut Browser, serving: &Serving, fleet: &FakeFleet, began: Instant) {
+/// The agents are asked once for all who look.
+fn many_readers_ask_agents_no_more(browser: &mut Browser, serving: &Serving, fleet: &FakeFleet, began: Instant) {
     for _ in 0..50 {
         for path in ["/api/nodes", "/api/topology", "/api/flows", "/api/identities"] {
             assert!(serving.json(path)["now_ms"].is_number());
@@ -253,4 +254,20 @@ fn a_second_tab_asks_no_more(browser: &mut Browser, serving: &Serving, fleet: &F
     let rounds = usize::try_from(began.elapsed().as_secs() / 5 + 2).unwrap();
     assert!(fleet.asked() <= rounds * 2 * NODES as usize, "{} in {rounds} rounds", fleet.asked());
     browser.wait(&format!("{ROWS} > 0"));
+}
+
+/// Not even a page that knows the token.
+fn another_page_gets_nothing(browser: &mut Browser, serving: &Serving) {
+    let (place, token) = serving.address.split_once("/#token=").unwrap();
+    browser.open_tab();
+    for (options, told) in [
+        (json!({"headers": {"x-nebula-page-token": token}}), "TypeError"),
+        (json!({"mode": "no-cors"}), "TypeError"),
+        (json!({}), "TypeError"),
+    ] {
+        let ask = format!(
+            "fetch('{place}/api/nodes', {options}).then((answer) => `${{answer.type}} ${{answer.status}}`, (error) => error.name)"
+        );
+        assert_eq!(browser.value(&ask), told, "{options}");
+    }
 }
