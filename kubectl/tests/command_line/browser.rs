@@ -26,7 +26,8 @@ impl Browser {
         let options = "--headless --no-sandbox --disable-gpu --no-first-run --disable-dev-shm-usage --hide-scrollbars \
             --disable-background-networking --disable-component-update --remote-debugging-pipe";
         let script = format!(
-            "exec timeout --kill-after=5 300 chromium {options} --user-data-dir=\"$1/browser\" about:blank 3<\"$2\" 4>\"$3\""
+            "exec timeout --kill-after=5 300 chromium {options} --user-data-dir=\"$1/browser\" about:blank \
+             3<\"$2\" 4>\"$3\""
         );
         let mut command = Command::new("sh");
         command.args(["-c", &script, "sh"]).arg(folder).args(&pipes).env("HOME", folder);
@@ -85,7 +86,8 @@ impl Browser {
     /// Waits until a condition holds. Returns how long the page has been there then, in milliseconds.
     pub(crate) fn wait(&mut self, condition: &str) -> f64 {
         let look = format!(
-            "new Promise((done) => {{ const look = () => ({condition}) ? done(performance.now()) : setTimeout(look, 10); look(); }})"
+            "new Promise((done) => {{ \
+               const look = () => ({condition}) ? done(performance.now()) : setTimeout(look, 10); look(); }})"
         );
         self.value(&look).as_f64().unwrap()
     }
