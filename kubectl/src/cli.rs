@@ -73,6 +73,8 @@ pub enum Command {
     Upgrade(Upgrade),
     /// Look for what is wrong and say what to do
     Check(Check),
+    /// Serve a page for a browser on this machine: who speaks to whom, flows, nodes, certificates, upgrades
+    Page(Page),
 }
 
 /// Of `status`.
@@ -166,6 +168,14 @@ pub struct Check {
     /// Only these categories
     #[arg(long, value_name = "CATEGORY", value_delimiter = ',')]
     pub only: Vec<crate::check::Category>,
+}
+
+/// Of `page`.
+#[derive(Debug, Args)]
+pub struct Page {
+    /// Port on 127.0.0.1; default: a free one
+    #[arg(long, default_value_t = 0, hide_default_value = true)]
+    pub port: u16,
 }
 
 #[cfg(test)]

@@ -28,7 +28,12 @@ pub(crate) async fn run(agents: &Agents<'_>, options: &Flows, printer: &mut Prin
     let mut wanted = Wanted::of(agents, options, SystemClock.unix_seconds());
     let asked = stream::iter(&agents.all).map(|agent| {
         let path = wanted.path(0, false);
-        async move { (agent, all(agents, agent, &path).await) }
+        async move {
+            let mut found = Vec::new();
+            let take = |record| found.extend(Some(record).filter(|_| found.len() < MOST));
+            let state = all(agents, agent, &path, take).await;
+            (agent, (found, state))
+        }
     });
     let mut answers: Vec<_> = asked.buffer_unordered(AT_A_TIME).collect().await;
     answers.sort_by(|(a, _), (b, _)| a.node.cmp(&b.node));
@@ -171,21 +176,23 @@ impl Lines {
     }
 }
 
-/// All records that an agent has, with those that came before it failed.
-async fn all(agents: &Agents<'_>, agent: &Agent, path: &str) -> (Vec<FlowRecord>, Result<FlowsState, AgentError>) {
-    let mut records = Vec::new();
-    let state = async {
-        let mut lines = Lines::new(agents.stream(agent, path).await?);
-        while let Some(line) = lines.next().await? {
-            records.extend(line.flow.map(|flow| *flow).filter(|_| records.len() < MOST));
-            if let Some(state) = line.state.filter(|state| state.is_last) {
-                return Ok(state);
-            }
+/// Takes all records that an agent has, also those that came before it failed.
+pub(crate) async fn all(
+    agents: &Agents<'_>,
+    agent: &Agent,
+    path: &str,
+    mut take: impl FnMut(FlowRecord),
+) -> Result<FlowsState, AgentError> {
+    let mut lines = Lines::new(agents.stream(agent, path).await?);
+    while let Some(line) = lines.next().await? {
+        if let Some(flow) = line.flow {
+            take(*flow);
         }
-        Err(AgentError::CutOff)
-    };
-    let state = state.await;
-    (records, state)
+        if let Some(state) = line.state.filter(|state| state.is_last) {
+            return Ok(state);
+        }
+    }
+    Err(AgentError::CutOff)
 }
 
 /// Something of a node that goes on.

@@ -4,7 +4,7 @@
 //! - [`cli`]: the command line; [`outcome`]: how a command ends
 //! - `cluster`: the API server; `identity`: the ServiceAccount as which agents are asked; `agents`: asks them
 //! - `shown`: tables, JSON and YAML
-//! - `status`, `pods`, `flows`, `upgrade`, `check`: the commands
+//! - `status`, `pods`, `flows`, `upgrade`, `check`, `page`: the commands
 
 mod agents;
 pub mod check;
@@ -13,6 +13,7 @@ mod cluster;
 mod flows;
 mod identity;
 pub mod outcome;
+mod page;
 mod pods;
 mod shown;
 mod status;
@@ -51,5 +52,6 @@ pub async fn run(cli: &Cli, out: &mut impl Write, notes: &mut impl Write) -> Res
             let agents = Agents::find(&cluster, &cli.place, options.role()).await?;
             upgrade::run(&agents, options, &mut printer).await
         }
+        Command::Page(options) => page::run(&cluster, &cli.place, options, &mut printer).await,
     }
 }

@@ -61,6 +61,9 @@ pub enum ToolError {
     /// The answer cannot be printed.
     #[error("cannot print the answer: {0}")]
     Print(#[from] io::Error),
+    /// The page cannot be served.
+    #[error("cannot serve the page: {0}")]
+    Page(String),
     /// A document cannot be written in its form.
     #[error("cannot write the answer as JSON or YAML: {0}")]
     Form(String),

@@ -1,7 +1,7 @@
 //! A fake cluster: an API server that makes and reviews tokens, lists agents and forwards requests to them as the proxy
 //! for pods does, and the real API of each agent behind it.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::{Arc, Mutex};
 
@@ -55,13 +55,7 @@ impl FakeCluster {
         let router = reviews.router().merge(Router::new().fallback(answer).with_state(Arc::clone(&server)));
         tokio::spawn(async move { axum::serve(listener, router).await });
         let folder = tempfile::tempdir().unwrap();
-        let config = json!({
-            "apiVersion": "v1", "kind": "Config", "current-context": "c",
-            "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u", "namespace": "shop"}}],
-            "clusters": [{"name": "k", "cluster": {"server": url}}],
-            "users": [{"name": "u", "user": {"token": OWN_SECRET}}],
-        });
-        std::fs::write(folder.path().join("config"), config.to_string()).unwrap();
+        write_kubeconfig(folder.path(), &url);
         Self { reviews, agents: Arc::new(agents), server, folder }
     }
 
@@ -79,13 +73,7 @@ impl FakeCluster {
     }
 
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_kubectl-nebula"));
-        command.args(arguments).env("KUBECONFIG", self.kubeconfig()).env("TERM", "xterm");
-        command
-    }
-
-    fn kubeconfig(&self) -> PathBuf {
-        self.folder.path().join("config")
+        command(self.folder.path(), arguments)
     }
 
     /// Runs the program until it ends.
@@ -95,6 +83,24 @@ impl FakeCluster {
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
         (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
     }
+}
+
+/// The program, with the credentials in a folder.
+pub(crate) fn command(folder: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kubectl-nebula"));
+    command.args(arguments).env("KUBECONFIG", folder.join("config")).env("TERM", "xterm");
+    command
+}
+
+/// Credentials for an API server, in a folder.
+pub(crate) fn write_kubeconfig(folder: &Path, url: &str) {
+    let config = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u", "namespace": "shop"}}],
+        "clusters": [{"name": "k", "cluster": {"server": url}}],
+        "users": [{"name": "u", "user": {"token": OWN_SECRET}}],
+    });
+    std::fs::write(folder.join("config"), config.to_string()).unwrap();
 }
 
 async fn answer(State(server): State<Arc<Mutex<Server>>>, request: Request) -> Response {
@@ -182,6 +188,6 @@ fn refused(status: StatusCode, message: &str) -> Response {
     json_of(status, &json!({"kind": "Status", "status": "Failure", "message": message, "code": status.as_u16()}))
 }
 
-fn json_of(status: StatusCode, value: &Value) -> Response {
+pub(crate) fn json_of(status: StatusCode, value: &Value) -> Response {
     (status, [("content-type", "application/json")], value.to_string()).into_response()
 }
