@@ -320,9 +320,9 @@ async fn a_bundle_has_what_is_known_and_no_secret_wherever_it_was() {
         assert!(read(name).contains(word), "{name} lacks {word}: {}", read(name));
     }
     for word in &words {
-        let found =
-            std::process::Command::new("grep").args(["-r", "-F", "--", word]).arg(folder.path().join("nebula-bundle"));
-        let found = { found }.output().unwrap();
+        let mut search = std::process::Command::new("grep");
+        search.args(["-r", "-F", "--", word]).arg(folder.path().join("nebula-bundle"));
+        let found = search.output().unwrap();
         assert!(found.stdout.is_empty(), "{word}: {}", String::from_utf8_lossy(&found.stdout));
         assert!(!out.contains(word) && !notes.contains(word), "{out}{notes}");
     }
