@@ -170,7 +170,7 @@ async fn what_is_wrong_is_answered_for_all_or_for_the_pods_of_one_namespace() {
     assert_eq!((found, pods), (vec!["shop/web tunnel_closed".to_owned()], 1));
     let (found, pods, _) = get("/v1/doctor?namespace=shop&pod=none", &token).await;
     assert_eq!((found.len(), pods), (0, 0));
-    // Who may look at all pods, and not at nodes, is told so.
+    // The right to all pods is not enough for everything: the right to nodes is named.
     reviews.allow(OPERATOR, "get", "pods", "*");
     let token = reviews.token(OPERATOR, AUDIENCE);
     let (status, body) = ask(site.address, "GET", "/v1/doctor", Some(&token)).await;

@@ -79,7 +79,7 @@ impl Site {
         let answer = status.to_string();
         tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
-                // Whoever asks may go away.
+                // A client may close its connection early.
                 let _ = stream.write_all(answer.as_bytes()).await;
             }
         });

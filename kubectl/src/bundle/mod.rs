@@ -1,5 +1,5 @@
-//! `kubectl nebula bundle`: one archive that says how Nebula stands, for whoever helps from elsewhere. It is bounded in
-//! size and time, what could not be read is said in it, and no secret is asked for or kept.
+//! `kubectl nebula bundle`: one archive for support that shows the state of Nebula. It is bounded in size and time, it
+//! lists what could not be read, and it has no secrets.
 //!
 //! | file | what |
 //! | --- | --- |
