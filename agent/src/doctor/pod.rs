@@ -22,7 +22,7 @@ pub(crate) fn of_pods<'a>(
     let mut is_said: Vec<String> = Vec::new();
     for stand in stands {
         let about = format!("{}/{}", stand.pod.namespace, stand.pod.name);
-        let answers = pods.iter().any(|pod| pod.pod == about && pod.problem.is_none());
+        let answers = pods.iter().any(|pod| pod.pod == about && pod.status.is_object());
         if let Some(finding) =
             of_stand(&about, &stand.protection, policy).filter(|_| !is_over(&stand.protection, answers))
         {
