@@ -214,7 +214,7 @@ mod tests {
                 format!("a {} b", pem("NEBULA ED25519 ENCRYPTED PRIVATE KEY").replace('\n', "\\n")),
                 "a [removed] b".to_owned(),
             ),
-            (format!("1\n2\nMIIB\nabc=\n-----END RSA PRIVATE KEY-----\n3\n"), "1\n2\n[removed]\n3\n".to_owned()),
+            ("1\n2\nMIIB\nabc=\n-----END RSA PRIVATE KEY-----\n3\n".to_owned(), "1\n2\n[removed]\n3\n".to_owned()),
             (format!("1\n-----BEGIN PRIVATE KEY-----\n{KEY}"), "1\n[removed]".to_owned()),
             ("a ----- b -----".to_owned(), "a ----- b -----".to_owned()),
             ("GET x Authorization: Bearer abc.def\nnext".to_owned(), "GET x Authorization: [removed]\nnext".to_owned()),
