@@ -80,8 +80,8 @@ async fn ask<T: DeserializeOwned>(
     of_each(agents, file, contents, each).await
 }
 
-/// Asks some agents at a time, in a part of the time that is left. Answers are sorted by node; the nodes that gave none,
-/// or not all, are noted.
+/// Asks some agents at a time, in a part of the time that is left. Answers are sorted by node; nodes without a complete
+/// answer are noted.
 async fn of_each<T>(
     agents: &Agents<'_>,
     file: &str,
