@@ -8,6 +8,7 @@ pub mod cluster;
 mod cni_cache;
 pub mod config;
 pub mod credentials;
+mod doctor;
 mod durable;
 pub mod flows;
 pub mod host_root;

@@ -75,6 +75,30 @@ pub enum Command {
     Check(Check),
     /// Serve a page for a browser on this machine: who speaks to whom, flows, nodes, certificates, upgrades
     Page(Page),
+    /// Find what is wrong on the nodes and in the instances of pods, with cause and remedy
+    Doctor(OfPod),
+    /// Show the certificates of pods, the first to expire above: what they grant, when they end, how they are renewed
+    Cert(OfPod),
+    /// Write an archive for support: states, findings, configuration, events and logs of Nebula, without secrets
+    Bundle(Bundle),
+}
+
+/// Of `bundle`.
+#[derive(Debug, Args)]
+pub struct Bundle {
+    /// The archive, which must not be there yet; default: nebula-bundle-TIME.tar.gz in this folder
+    #[arg(short, long)]
+    pub file: Option<PathBuf>,
+    /// Seconds after which what has not been read is left out
+    #[arg(long, value_name = "SECONDS", default_value_t = 180, value_parser = clap::value_parser!(u32).range(5..=3600))]
+    pub within: u32,
+}
+
+/// Of `doctor` and `cert`.
+#[derive(Debug, Args)]
+pub struct OfPod {
+    /// Only this pod: NAMESPACE/NAME, or NAME
+    pub pod: Option<String>,
 }
 
 /// Of `status`.

@@ -50,6 +50,9 @@ pub enum ClusterError {
     /// A name cannot be one.
     #[error("{0:?} is no name of a namespace")]
     Name(String),
+    /// A text names no pod.
+    #[error("{0:?} names no pod: it is NAMESPACE/NAME, or NAME in the namespace that is looked at")]
+    Pod(String),
 }
 
 impl ClusterError {
@@ -116,6 +119,24 @@ impl Cluster {
     /// Returns an error for every status but 2xx.
     pub async fn post(&self, path: &str, body: &Value) -> Result<Value, ClusterError> {
         self.ask("POST", path, Some(body)).await
+    }
+
+    /// Looks at the namespace of this pod from now on: NAMESPACE/NAME, or NAME in the one that is looked at. Returns
+    /// the name of the pod.
+    ///
+    /// # Errors
+    /// Returns an error for what can be no name.
+    pub(crate) fn narrow(&mut self, pod: &str) -> Result<String, ClusterError> {
+        let (namespace, name) = match (pod.split_once('/'), &self.namespace) {
+            (Some((namespace, name)), _) => (namespace.to_owned(), name),
+            (None, Some(namespace)) => (namespace.clone(), pod),
+            (None, None) => return Err(ClusterError::Pod(pod.to_owned())),
+        };
+        if !is_name(&namespace) || !is_name(name) {
+            return Err(ClusterError::Pod(pod.to_owned()));
+        }
+        self.namespace = Some(namespace);
+        Ok(name.to_owned())
     }
 
     async fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value, ClusterError> {

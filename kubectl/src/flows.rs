@@ -90,14 +90,17 @@ impl Wanted {
     }
 
     fn path(&self, after: u64, is_following: bool) -> String {
-        let mut query = form_urlencoded::Serializer::new(String::new());
-        query.extend_pairs(self.filter.pairs());
-        query.append_pair("limit", &self.limit.to_string());
-        if is_following {
-            query.append_pair("after", &after.to_string()).append_pair("follow", "true");
-        }
-        format!("{FLOWS_PATH}?{}", query.finish())
+        let path = path(&self.filter, self.limit);
+        if is_following { format!("{path}&after={after}&follow=true") } else { path }
     }
+}
+
+/// Where an agent has the newest of the records that meet these conditions.
+pub(crate) fn path(filter: &Filter, limit: u32) -> String {
+    let mut query = form_urlencoded::Serializer::new(String::new());
+    query.extend_pairs(filter.pairs());
+    query.append_pair("limit", &limit.to_string());
+    format!("{FLOWS_PATH}?{}", query.finish())
 }
 
 /// Sorts records by the time at which they were last seen, and keeps the newest. Returns how many are left out.

@@ -4,12 +4,15 @@
 //! - [`cli`]: the command line; [`outcome`]: how a command ends
 //! - `cluster`: the API server; `identity`: the ServiceAccount as which agents are asked; `agents`: asks them
 //! - `shown`: tables, JSON and YAML
-//! - `status`, `pods`, `flows`, `upgrade`, `check`, `page`: the commands
+//! - `status`, `pods`, `flows`, `upgrade`, `check`, `doctor`, `cert`, `bundle`, `page`: the commands
 
 mod agents;
+mod bundle;
+mod cert;
 pub mod check;
 pub mod cli;
 mod cluster;
+mod doctor;
 mod flows;
 mod identity;
 pub mod outcome;
@@ -32,7 +35,7 @@ use self::shown::Printer;
 /// # Errors
 /// Returns why nothing could be shown.
 pub async fn run(cli: &Cli, out: &mut impl Write, notes: &mut impl Write) -> Result<Outcome, ToolError> {
-    let cluster = Cluster::open(&cli.place).await?;
+    let mut cluster = Cluster::open(&cli.place).await?;
     let mut printer = Printer::new(cli.output, out, notes);
     match &cli.command {
         Command::Check(options) => check::run(&cluster, cli, options, &mut printer).await,
@@ -53,5 +56,16 @@ pub async fn run(cli: &Cli, out: &mut impl Write, notes: &mut impl Write) -> Res
             upgrade::run(&agents, options, &mut printer).await
         }
         Command::Page(options) => page::run(&cluster, &cli.place, options, &mut printer).await,
+        Command::Doctor(options) => {
+            let scope = doctor::Scope::of(&mut cluster, &cli.place, options.pod.as_deref())?;
+            let agents = Agents::find(&cluster, &cli.place, scope.role()).await?;
+            doctor::run(&agents, &scope, &mut printer).await
+        }
+        Command::Cert(options) => {
+            let wanted = cert::Wanted::of(&mut cluster, options.pod.as_deref())?;
+            let agents = Agents::find(&cluster, &cli.place, identity::Role::Viewer).await?;
+            cert::run(&agents, &wanted, &mut printer).await
+        }
+        Command::Bundle(options) => bundle::run(&cluster, &cli.place, options, &mut printer).await,
     }
 }

@@ -48,17 +48,22 @@ fn counts<'a>(pods: impl Iterator<Item = &'a Stand>) -> PodCounts {
     counts
 }
 
-fn name(stand: &Stand) -> String {
+pub(super) fn name(stand: &Stand) -> String {
     format!("{}/{}", stand.pod.namespace, stand.pod.name)
 }
 
-pub(super) async fn pods(api: &Api, namespace: Option<String>) -> Result<PodStates, Denied> {
+/// What the instances of pods say now; of all pods, or those of one namespace.
+pub(super) async fn instances(api: &Api, namespace: Option<&str>) -> Result<Vec<PodState>, Denied> {
     let _place = api.working.acquire().await.map_err(|_| Denied::Working)?;
-    let (host, of) = (api.node.config.host_root.clone(), namespace.clone());
+    let (host, of) = (api.node.config.host_root.clone(), namespace.map(str::to_owned));
     let asked =
         tokio::task::spawn_blocking(move || pod_status::of_namespace(&host, Path::new(STATE_DIR), of.as_deref()));
     let asked = asked.await.map_err(|_| Denied::Failed("the agent failed to ask the instances".to_owned()))?;
-    let mut pods = asked.map_err(|error| Denied::Failed(error.to_string()))?;
+    asked.map_err(|error| Denied::Failed(error.to_string()))
+}
+
+pub(super) async fn pods(api: &Api, namespace: Option<String>) -> Result<PodStates, Denied> {
+    let mut pods = instances(api, namespace.as_deref()).await?;
     let is_wanted = |stand: &Stand| namespace.as_ref().is_none_or(|namespace| stand.pod.namespace == *namespace);
     for (stand, _) in (api.pods)().iter().filter(|(stand, _)| stand.protection.is_unprotected() && is_wanted(stand)) {
         let problem = Some(match &stand.protection {

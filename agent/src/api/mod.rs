@@ -12,10 +12,12 @@
 //! | `denied.rs` | why there is no answer |
 //! | `routes.rs` | which path is answered by what, and who may ask |
 //! | `answers.rs` | how the node and its pods stand, and upgrades |
+//! | `doctor.rs` | what is wrong with the node and its pods |
 //! | `flows.rs` | flow records as a stream |
 
 mod answers;
 mod denied;
+mod doctor;
 mod flows;
 mod quotas;
 mod recent;

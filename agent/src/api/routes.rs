@@ -8,11 +8,14 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, any, get, post};
 use axum::{Json, Router};
 use nebula_cert::listener::Source;
-use nebula_cni_contract::agent_api::{FLOWS_PATH, PAUSE_PATH, PODS_PATH, RESUME_PATH, STATUS_PATH, UPGRADE_PATH};
+use nebula_cni_contract::agent_api::{
+    DOCTOR_PATH, FLOWS_PATH, PAUSE_PATH, PODS_PATH, RESUME_PATH, STATUS_PATH, UPGRADE_PATH,
+};
 
 use super::Api;
 use super::answers;
 use super::denied::Denied;
+use super::doctor::{self, Scope};
 use super::flows::{self, Wanted};
 use super::review::Asked;
 use super::token::Token;
@@ -41,6 +44,7 @@ pub(super) fn router(api: Arc<Api>, source: Source) -> Router {
         .route(STATUS_PATH, only(get(status)))
         .route(PODS_PATH, only(get(pods)))
         .route(FLOWS_PATH, only(get(flow_records)))
+        .route(DOCTOR_PATH, only(get(doctor)))
         .route(UPGRADE_PATH, only(get(upgrade)))
         .route(PAUSE_PATH, only(post(pause)))
         .route(RESUME_PATH, only(post(resume)))
@@ -59,16 +63,22 @@ async fn status(State(shared): State<Shared>, request: Request) -> Result<Respon
 
 async fn pods(State(shared): State<Shared>, request: Request) -> Result<Response, Denied> {
     let namespace = parameter(&request, "namespace")?.map(Cow::into_owned);
-    let namespace = namespace.map(checked).transpose()?;
+    let namespace = namespace.map(|name| checked("namespace", name)).transpose()?;
     shared.permit(request, "get", "pods", namespace.clone()).await?;
     Ok(Json(answers::pods(&shared.api, namespace).await?).into_response())
 }
 
 async fn flow_records(State(shared): State<Shared>, request: Request) -> Result<Response, Denied> {
     let wanted = Wanted::of(&pairs(&request)?)?;
-    let namespace = wanted.filter.namespace.clone().map(checked).transpose()?;
+    let namespace = wanted.filter.namespace.clone().map(|name| checked("namespace", name)).transpose()?;
     let permit = shared.permit(request, "get", "flows", namespace).await?;
     flows::answer(shared, permit, wanted).await
+}
+
+async fn doctor(State(shared): State<Shared>, request: Request) -> Result<Response, Denied> {
+    let scope = Scope::of(&pairs(&request)?)?;
+    let permit = shared.permit(request, "get", "pods", scope.namespace.clone()).await?;
+    Ok(Json(doctor::findings(&shared, &permit, &scope).await?).into_response())
 }
 
 async fn upgrade(State(shared): State<Shared>, request: Request) -> Result<Response, Denied> {
@@ -119,9 +129,9 @@ fn parameter<'a>(request: &'a Request, name: &str) -> Result<Option<Cow<'a, str>
     Ok(pairs(request)?.into_iter().find(|(key, _)| key == name).map(|(_, value)| value))
 }
 
-/// A name that the API server may be asked about: an empty one would mean all namespaces.
-fn checked(namespace: String) -> Result<String, Denied> {
-    if is_name(&namespace) { Ok(namespace) } else { Err(Denied::Parameter("namespace")) }
+/// A name that the API server may be asked about, in this parameter: an empty one would mean all namespaces.
+pub(super) fn checked(parameter: &'static str, name: String) -> Result<String, Denied> {
+    if is_name(&name) { Ok(name) } else { Err(Denied::Parameter(parameter)) }
 }
 
 const MOST_PARAMETERS: usize = 32;

@@ -31,12 +31,7 @@ impl Notice {
     /// A pod runs without a tunnel.
     #[must_use]
     pub fn unprotected(pod: &Pod, why: &str, policy: Unprotected) -> Self {
-        let next = match policy {
-            Unprotected::Attach => "The agent attaches it now, without a restart.",
-            Unprotected::Evict => "The agent evicts it, so that its controller recreates it.",
-            Unprotected::Label => "The agent labels it nebula-cni/unprotected=true; delete the pod to protect it.",
-            Unprotected::Report => "Delete the pod, or set \"unprotected\" to \"attach\" in the agent's configuration.",
-        };
+        let next = next_step(policy);
         warning(
             pod,
             "NebulaUnprotected",
@@ -97,27 +92,13 @@ impl Notice {
     /// The tunnel of a pod was closed.
     #[must_use]
     pub fn closed(pod: &Pod, why: &str) -> Self {
-        let advice = "If the pod is to go on, delete it: its successor gets a certificate of its own.";
-        warning(pod, "NebulaTunnelClosed", "Enrol", format!("The pod's tunnel is closed: {why}. {advice}"))
+        warning(pod, "NebulaTunnelClosed", "Enrol", format!("The pod's tunnel is closed: {why}. {CLOSED_ADVICE}"))
     }
 
     /// A pod cannot get its certificate again.
     #[must_use]
     pub fn stranded(pod: &Pod, why: Stranded) -> Self {
-        let advice = match why {
-            Stranded::NoInit => {
-                "The pod's tunnel stays closed. See whether the pod has nebula-cni-init as its first init container and how \
-                 that ended, and delete the pod: its controller recreates it."
-            }
-            Stranded::CertificateLost => {
-                "The pod's tunnel is closed. The agent shows the instance the token of the pod, if it can; if this stays, \
-                 delete the pod: its controller recreates it, with an init container."
-            }
-            Stranded::GroupsLost => {
-                "Peers whose rules ask for the groups refuse it. The agent shows the instance the token of the pod, if it \
-                 can; if this stays, delete the pod: its controller recreates it, with an init container."
-            }
-        };
+        let advice = stranded_advice(why);
         warning(
             pod,
             "NebulaCertificateLost",
@@ -263,10 +244,42 @@ impl Notice {
     }
 }
 
+/// What the agent does about a pod that runs without a tunnel, and what remains to be done.
+#[must_use]
+pub fn next_step(policy: Unprotected) -> &'static str {
+    match policy {
+        Unprotected::Attach => "The agent attaches it now, without a restart.",
+        Unprotected::Evict => "The agent evicts it, so that its controller recreates it.",
+        Unprotected::Label => "The agent labels it nebula-cni/unprotected=true; delete the pod to protect it.",
+        Unprotected::Report => "Delete the pod, or set \"unprotected\" to \"attach\" in the agent's configuration.",
+    }
+}
+
+/// What is to be done about a pod that cannot get its certificate again.
+#[must_use]
+pub fn stranded_advice(why: Stranded) -> &'static str {
+    match why {
+        Stranded::NoInit => {
+            "The pod's tunnel stays closed. See whether the pod has nebula-cni-init as its first init container and how \
+             that ended, and delete the pod: its controller recreates it."
+        }
+        Stranded::CertificateLost => {
+            "The pod's tunnel is closed. The agent shows the instance the token of the pod, if it can; if this stays, \
+             delete the pod: its controller recreates it, with an init container."
+        }
+        Stranded::GroupsLost => {
+            "Peers whose rules ask for the groups refuse it. The agent shows the instance the token of the pod, if it \
+             can; if this stays, delete the pod: its controller recreates it, with an init container."
+        }
+    }
+}
+
 fn warning(pod: &Pod, reason: &'static str, action: &'static str, note: String) -> Notice {
     Notice { pod: Some(pod.clone()), is_warning: true, reason, action, note }
 }
 
+/// What is to be done about a pod whose tunnel was closed.
+pub const CLOSED_ADVICE: &str = "If the pod is to go on, delete it: its successor gets a certificate of its own.";
 /// In seconds. Certificates of pods usually live for a day and are renewed after half of that.
 const EXPIRES_SOON: i64 = 3600;
 

@@ -10,7 +10,9 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use nebula_cni_contract::agent_api::{AUDIENCE, FlowLine, Lacking, NodeStatus, PodStates, Refused, TOKEN_HEADER};
+use nebula_cni_contract::agent_api::{
+    AUDIENCE, Finding, Findings, FlowLine, Lacking, NodeStatus, PodStates, Refused, TOKEN_HEADER,
+};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -53,7 +55,7 @@ async fn without_a_token_for_agents_nothing_is_answered() {
     let (good, other) = (reviews.token(VIEWER, AUDIENCE), reviews.token(VIEWER, "https://kubernetes.default.svc"));
     let expired = reviews.token(VIEWER, AUDIENCE);
     reviews.expire(&expired);
-    for path in ["/v1/status", "/v1/pods", "/v1/flows", "/v1/upgrade", "/v1/pods?namespace=shop"] {
+    for path in ["/v1/status", "/v1/pods", "/v1/flows", "/v1/upgrade", "/v1/pods?namespace=shop", "/v1/doctor"] {
         for token in [None, Some("x"), Some("a b"), Some(&*other), Some(&*expired)] {
             let (status, body) = ask(site.address, "GET", path, token).await;
             assert_eq!(status, 401, "{path} {token:?}: {body}");
@@ -108,6 +110,8 @@ async fn who_may_look_at_one_namespace_may_not_look_at_others_or_at_all() {
         ("/v1/flows", "flows", None),
         ("/v1/pods", "pods", None),
         ("/v1/pods?namespace=pay", "pods", Some("pay")),
+        ("/v1/doctor?namespace=pay", "pods", Some("pay")),
+        ("/v1/doctor", "pods", None),
         ("/v1/status", "nodes", None),
         ("/v1/upgrade", "upgrades", None),
     ] {
@@ -130,6 +134,9 @@ async fn who_may_look_at_one_namespace_may_not_look_at_others_or_at_all() {
         "/v1/flows?namespace=pay&namespace=shop",
         "/v1/flows?namespace=..%2Fpay",
         "/v1/pods?namespace=*",
+        "/v1/doctor?namespace=",
+        "/v1/doctor?pod=web",
+        "/v1/doctor?namespace=shop&pod=..%2Fx",
         "/v1/flows?namespace=shop&port=x",
         "/v1/flows?namespace=shop&limit=0",
         "/v1/flows?namespace=shop&limit=10001",
@@ -137,6 +144,42 @@ async fn who_may_look_at_one_namespace_may_not_look_at_others_or_at_all() {
     ] {
         let (status, body) = get(path).await;
         assert_eq!(status, 400, "{path}: {body}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_wrong_is_answered_for_all_or_for_the_pods_of_one_namespace() {
+    let reviews = FakeReviews::default();
+    let site = Site::start(&reviews, "n1").await;
+    let closed = |why: &str| serde_json::json!({"state": "closed", "closed": why});
+    site.attach("shop", "web", &closed("it was revoked"));
+    site.attach("pay", "db", &closed("it has expired"));
+    reviews.allow(VIEWER, "get", "pods", "shop");
+    let token = reviews.token(VIEWER, AUDIENCE);
+    let get = async |path: &str, token: &str| {
+        let (status, body) = ask(site.address, "GET", path, Some(token)).await;
+        assert_eq!(status, 200, "{path}: {body}");
+        let found: Findings = serde_json::from_str(&body).unwrap();
+        let of = |finding: &Finding| format!("{} {}", finding.about, finding.code);
+        (found.findings.iter().map(of).collect::<Vec<_>>(), found.pods, body)
+    };
+    let (found, pods, body) = get("/v1/doctor?namespace=shop", &token).await;
+    assert_eq!(found, ["shop/old unprotected", "shop/web tunnel_closed"], "{body}");
+    assert!(pods == 2 && !body.contains("pay") && !body.contains("node"), "{body}");
+    let (found, pods, _) = get("/v1/doctor?namespace=shop&pod=web", &token).await;
+    assert_eq!((found, pods), (vec!["shop/web tunnel_closed".to_owned()], 1));
+    let (found, pods, _) = get("/v1/doctor?namespace=shop&pod=none", &token).await;
+    assert_eq!((found.len(), pods), (0, 0));
+    // The right to all pods is not enough for everything: the right to nodes is named.
+    reviews.allow(OPERATOR, "get", "pods", "*");
+    let token = reviews.token(OPERATOR, AUDIENCE);
+    let (status, body) = ask(site.address, "GET", "/v1/doctor", Some(&token)).await;
+    assert!(status == 403 && body.contains("may not get nodes.nebula-cni in the whole cluster"), "{body}");
+    reviews.allow(OPERATOR, "get", "nodes", "*");
+    // A refusal is remembered for five seconds, by token.
+    let (found, _, body) = get("/v1/doctor", &reviews.token(OPERATOR, AUDIENCE)).await;
+    for finding in ["node chain", "node ca", "pay/db tunnel_closed", "shop/old unprotected", "shop/web tunnel_closed"] {
+        assert!(found.iter().any(|found| found == finding), "{finding}: {body}");
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nebula_agent::api::{Api, serve};
-use nebula_agent::config::{AGENT_DIR, Config};
+use nebula_agent::config::{AGENT_DIR, Config, STATE_DIR};
 use nebula_agent::flows::store::{Bound, Store};
 use nebula_agent::flows::{Attached, folder};
 use nebula_agent::node::Node;
@@ -14,6 +14,7 @@ use nebula_agent::reconcile::plan::{Protection, Reason, Stand};
 use nebula_cni_contract::flow_records::{FlowRecord, FlowRecords};
 use nebula_cni_contract::instance_status::{Certificate, Status};
 use nebula_cni_contract::launch::Pod;
+use tokio::io::AsyncWriteExt;
 
 use super::fake_reviews::FakeReviews;
 
@@ -62,6 +63,26 @@ impl Site {
         let mut store = Store::open(&folder, bound).unwrap();
         store.keep(vec![(&attached, answer)], now_ms()).unwrap();
         store.commit().unwrap();
+    }
+
+    /// A pod with a tunnel, whose instance answers this.
+    pub(crate) fn attach(&self, namespace: &str, name: &str, status: &serde_json::Value) {
+        let socket = format!("/{namespace}-{name}");
+        let folder = self.node.config.host_root.resolve(Path::new(STATE_DIR)).join("pods");
+        std::fs::create_dir_all(&folder).unwrap();
+        let record = serde_json::json!({"version": 1, "state": "running", "status_socket": socket, "process": null,
+            "network": "pods", "container_id": name, "ifname": "eth0", "device": "nebula0",
+            "netns": "/run/netns/x", "netns_id": [4, 9], "pod_address": "10.244.1.7",
+            "pod": {"namespace": namespace, "name": name, "uid": name}});
+        std::fs::write(folder.join(format!("{namespace}-{name}.json")), record.to_string()).unwrap();
+        let listener = tokio::net::UnixListener::bind(self.root.path().join(socket.trim_start_matches('/'))).unwrap();
+        let answer = status.to_string();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                // A client may close its connection early.
+                let _ = stream.write_all(answer.as_bytes()).await;
+            }
+        });
     }
 
     /// Stands for the part of the agent that takes what an operator asks upgrades for. Returns what that was.

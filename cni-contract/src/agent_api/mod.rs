@@ -3,6 +3,7 @@
 //! A reader skips fields that it does not know. What a document lacks, because a program of another release wrote it,
 //! reads as absent, empty or false.
 
+mod findings;
 mod flows;
 mod node;
 mod pods;
@@ -15,6 +16,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+pub use findings::{Finding, Findings, Severity};
 pub use flows::{FlowLine, FlowsState, MAX_LINE};
 pub use node::{ExpiringCertificate, NodeStatus, PartState, PodCounts, parts_table};
 pub use pods::{PodState, PodStates, largest_unit};
@@ -57,6 +59,8 @@ pub const UPGRADE_PATH: &str = "/v1/upgrade";
 pub const PAUSE_PATH: &str = "/v1/upgrade/pause";
 /// A POST to this path resumes upgrades.
 pub const RESUME_PATH: &str = "/v1/upgrade/resume";
+/// Path of [`Findings`]; `namespace=NAME` limits it to the pods of that namespace, `pod=NAME` to one of them.
+pub const DOCTOR_PATH: &str = "/v1/doctor";
 /// Name of the port in the agent's pod.
 pub const PORT_NAME: &str = "api";
 /// Whom a token must be for.

@@ -18,6 +18,15 @@ pub struct Certificate {
     pub issuer: Option<String>,
 }
 
+impl Certificate {
+    /// How long before its end it is worth a look, in seconds. It should have been renewed by then: that is due when a
+    /// third of its life is left.
+    #[must_use]
+    pub fn warning_time(&self) -> i64 {
+        (self.not_after.saturating_sub(self.not_before) / 4).clamp(0, MOST_WARNING)
+    }
+}
+
 /// A tunnel with a peer.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -202,3 +211,6 @@ pub struct PolicyVerdicts {
     /// counted again when the cluster table changes.
     pub would_deny: u64,
 }
+
+/// An hour: certificates of pods usually live for a day.
+const MOST_WARNING: i64 = 3600;

@@ -34,6 +34,13 @@ struct Server {
     agents: Vec<(String, Option<std::net::SocketAddr>)>,
     accounts: Vec<String>,
     has_proxy_right: bool,
+    /// Nodes whose agents know no path of later releases.
+    old: Vec<String>,
+    /// What is in logs, events, ConfigMaps and the specifications of pods.
+    planted: String,
+    /// Paths that the user asked for.
+    asked: Vec<String>,
+    may_read_logs: bool,
     forwarded: Vec<String>,
     reviews: FakeReviews,
 }
@@ -65,6 +72,21 @@ impl FakeCluster {
 
     pub(crate) fn has_proxy_right(&self, has: bool) {
         self.server.lock().unwrap().has_proxy_right = has;
+    }
+
+    /// The agent of this node knows what the first release with an API knew, and nothing else.
+    pub(crate) fn is_old(&self, node: &str) {
+        self.server.lock().unwrap().old.push(node.to_owned());
+    }
+
+    /// Puts a text wherever the API server has texts of others.
+    pub(crate) fn plant(&self, text: &str) {
+        let mut server = self.server.lock().unwrap();
+        (server.planted, server.may_read_logs) = (text.to_owned(), true);
+    }
+
+    pub(crate) fn asked(&self) -> Vec<String> {
+        self.server.lock().unwrap().asked.clone()
     }
 
     /// Heads of the requests that agents got.
@@ -107,6 +129,7 @@ async fn answer(State(server): State<Arc<Mutex<Server>>>, request: Request) -> R
     let is_own = |value: &axum::http::HeaderValue| value.to_str().is_ok_and(|value| value.ends_with(OWN_SECRET));
     assert!(request.headers().get("authorization").is_some_and(is_own), "the user shows its credentials");
     let path = request.uri().path().to_owned();
+    server.lock().unwrap().asked.push(path.clone());
     let words: Vec<&str> = path.split('/').collect();
     match words[..] {
         ["", "version"] => json_of(StatusCode::OK, &json!({"gitVersion": "v1.33.1", "major": "1", "minor": "33"})),
@@ -122,8 +145,9 @@ async fn answer(State(server): State<Arc<Mutex<Server>>>, request: Request) -> R
         ["", "api", "v1", "namespaces", "nebula-system", "pods"] => {
             let server = server.lock().unwrap();
             let pod = |(node, address): &(String, Option<std::net::SocketAddr>)| {
-                json!({"metadata": {"name": format!("agent-{node}")},
-                    "spec": {"nodeName": node, "containers": [{"ports": [{"name": "api", "containerPort": 9478}]}]},
+                json!({"metadata": {"name": format!("agent-{node}"), "annotations": {"x": server.planted}},
+                    "spec": {"nodeName": node, "containers": [{"name": "agent", "env": [{"value": server.planted}],
+                        "ports": [{"name": "api", "containerPort": 9478}]}]},
                     "status": {"phase": if address.is_some() { "Running" } else { "Pending" }}})
             };
             let items: Vec<Value> = server.agents.iter().map(pod).collect();
@@ -136,12 +160,41 @@ async fn answer(State(server): State<Arc<Mutex<Server>>>, request: Request) -> R
                     return refused(StatusCode::FORBIDDEN, "pods/proxy is forbidden");
                 }
                 let node = pod.strip_prefix("https:agent-").and_then(|pod| pod.strip_suffix(":9478")).unwrap();
+                let is_known = ["status", "pods", "flows", "upgrade"].contains(words.last().unwrap());
+                if !is_known && server.old.iter().any(|old| old == node) {
+                    let error = "this agent has no such path: it answers version v1 of the API, of release 0.0.9";
+                    return json_of(StatusCode::NOT_FOUND, &json!({"error": error}));
+                }
                 server.agents.iter().find(|(known, _)| known == node).and_then(|(_, address)| *address)
             };
             match address {
                 Some(address) => forward(&server, address, request).await,
                 None => refused(StatusCode::SERVICE_UNAVAILABLE, "no endpoints"),
             }
+        }
+        ["", "api", "v1", "namespaces", "nebula-system", "pods", _, "log"] => {
+            let server = server.lock().unwrap();
+            match server.may_read_logs {
+                true => format!("first line\n{}\nlast line\n", server.planted).into_response(),
+                false => refused(StatusCode::FORBIDDEN, "pods/log is forbidden"),
+            }
+        }
+        ["", "api", "v1", .., "events"] => {
+            let note = server.lock().unwrap().planted.clone();
+            let event = json!({"reason": "NebulaUnprotected", "message": note, "involvedObject": {"name": "web"}});
+            json_of(StatusCode::OK, &json!({"items": [event], "metadata": {"continue": "more"}}))
+        }
+        [
+            "",
+            "api",
+            "v1",
+            "namespaces",
+            "nebula-system",
+            "configmaps",
+            name @ ("nebula-cni-agent" | "nebula-trust"),
+        ] => {
+            let text = server.lock().unwrap().planted.clone();
+            json_of(StatusCode::OK, &json!({"metadata": {"name": name}, "data": {"agent.json": text, "token": text}}))
         }
         ["", "apis", "apps", "v1", "namespaces", "nebula-system", "daemonsets", "nebula-cni-agent"] => {
             json_of(StatusCode::OK, &json!({"status": {"desiredNumberScheduled": 2, "numberReady": 2}}))
