@@ -6,6 +6,7 @@ use http_body_util::{BodyExt, Limited};
 use kube::client::Body;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+pub(crate) use nebula_cni_contract::agent_api::is_name;
 use serde_json::Value;
 
 use crate::cli::Place;
@@ -174,13 +175,6 @@ impl Cluster {
         let answer = self.client.send(request).await.map_err(|error| unreachable(with_causes(&error)))?;
         Ok((answer.status().as_u16(), answer.into_body()))
     }
-}
-
-/// Whether a name may be part of a path.
-#[must_use]
-pub(crate) fn is_name(name: &str) -> bool {
-    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
-    (1..=253).contains(&name.len()) && name.bytes().all(allowed) && !name.starts_with('.')
 }
 
 /// An error with its causes, each of which the one before does not name already.

@@ -1,5 +1,5 @@
 //! A fake cluster: an API server that makes and reviews tokens, lists agents and forwards requests to them as the proxy
-//! for pods does, and the real API of each agent behind it.
+//! for their Service does, and the real API of each agent behind it.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -14,7 +14,7 @@ use futures_util::stream;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::fake_reviews::FakeReviews;
+use super::fake_reviews::{FakeReviews, agent_pod};
 use super::site::Site;
 use super::unverified;
 
@@ -35,6 +35,9 @@ struct Server {
     accounts: Vec<String>,
     has_proxy_right: bool,
     forwarded: Vec<String>,
+    /// How often an agent was picked, and how many of the first ones are gone.
+    picked: usize,
+    lost: usize,
     reviews: FakeReviews,
 }
 
@@ -71,6 +74,12 @@ impl FakeCluster {
 
     pub(crate) fn has_proxy_right(&self, has: bool) {
         self.server.lock().unwrap().has_proxy_right = has;
+    }
+
+    /// The next agents that the proxy picks are gone.
+    pub(crate) fn lose(&self, number: usize) {
+        let mut server = self.server.lock().unwrap();
+        server.lost = server.picked + number;
     }
 
     /// Heads of the requests that agents got.
@@ -116,26 +125,32 @@ async fn answer(State(server): State<Arc<Mutex<Server>>>, request: Request) -> R
         ["", "api", "v1", "namespaces", "nebula-system", "pods"] => {
             let server = server.lock().unwrap();
             let pod = |(node, address): &(String, Option<std::net::SocketAddr>)| {
-                json!({"metadata": {"name": format!("agent-{node}")},
-                    "spec": {"nodeName": node, "containers": [{"ports": [{"name": "api", "containerPort": 9478}]}]},
-                    "status": {"phase": if address.is_some() { "Running" } else { "Pending" }}})
+                let nowhere = std::net::SocketAddr::from(([192, 0, 2, 1], 9478));
+                let mut pod = agent_pod(node, address.unwrap_or(nowhere));
+                pod["status"]["phase"] = if address.is_some() { "Running" } else { "Pending" }.into();
+                pod
             };
             let items: Vec<Value> = server.agents.iter().map(pod).collect();
             json_of(StatusCode::OK, &json!({"kind": "PodList", "items": items}))
         }
-        ["", "api", "v1", "namespaces", "nebula-system", "pods", pod, "proxy", ..] => {
+        ["", "api", "v1", "namespaces", "nebula-system", "services", service, "proxy", ..] => {
             let address = {
-                let server = server.lock().unwrap();
-                if !server.has_proxy_right {
-                    return refused(StatusCode::FORBIDDEN, "pods/proxy is forbidden");
+                let mut server = server.lock().unwrap();
+                if !server.has_proxy_right || service != "https:nebula-cni-agent-api:api" {
+                    return refused(StatusCode::FORBIDDEN, "services/proxy is forbidden");
                 }
-                let node = pod.strip_prefix("https:agent-").and_then(|pod| pod.strip_suffix(":9478")).unwrap();
-                server.agents.iter().find(|(known, _)| known == node).and_then(|(_, address)| *address)
+                // The real one picks any.
+                server.picked += 1;
+                if server.picked <= server.lost {
+                    return refused(
+                        StatusCode::SERVICE_UNAVAILABLE,
+                        "error trying to reach service: dial tcp: refused",
+                    );
+                }
+                let running: Vec<_> = server.agents.iter().filter_map(|(_, address)| *address).collect();
+                running[server.picked % running.len()]
             };
-            match address {
-                Some(address) => forward(&server, address, request).await,
-                None => refused(StatusCode::SERVICE_UNAVAILABLE, "no endpoints"),
-            }
+            forward(&server, address, request).await
         }
         ["", "apis", "apps", "v1", "namespaces", "nebula-system", "daemonsets", "nebula-cni-agent"] => {
             json_of(StatusCode::OK, &json!({"status": {"desiredNumberScheduled": 2, "numberReady": 2}}))
