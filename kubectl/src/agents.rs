@@ -156,8 +156,9 @@ impl<'a> Agents<'a> {
         tokio::time::timeout(ANSWER_WITHIN, self.open(agent, "GET", path)).await.map_err(late)?
     }
 
-    /// Sends a request until its answer begins. The API server picks any agent as the first one, also one that is gone:
-    /// then another attempt meets another agent. What could change something is sent once, unless it cannot have arrived.
+    /// Sends a request until its answer begins. The API server picks any agent as the first one, also one that is
+    /// gone: then another attempt meets another agent. What could change something is sent once, unless it cannot
+    /// have arrived.
     async fn open(&self, agent: &Agent, method: &str, path: &str) -> Result<Body, AgentError> {
         let url = agent.url(path)?;
         let token = self.token().await.map_err(unreachable)?;

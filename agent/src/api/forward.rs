@@ -86,7 +86,7 @@ impl Gateway {
             }
         });
         let mut headers = HeaderMap::new();
-        for name in [header::CONTENT_TYPE, header::CACHE_CONTROL] {
+        for name in [header::CONTENT_TYPE, header::CONTENT_LENGTH, header::CACHE_CONTROL] {
             if let Some(value) = head.headers.get(&name) {
                 headers.insert(name, value.clone());
             }

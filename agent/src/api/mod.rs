@@ -1,7 +1,7 @@
-//! The agent's API for kubectl's plugin: HTTPS, reached through the API server's proxy for one Service, behind which are
-//! all agents. That proxy neither says who asks nor proves that it is the API server, and others reach the port as well.
-//! So each request carries a token, and the API server is asked whose it is (TokenReview) and what they may do
-//! (SubjectAccessReview). A request names a node: whichever agent gets it forwards it to the agent of that one.
+//! The agent's API for kubectl's plugin: HTTPS, reached through the API server's proxy for one Service, behind which
+//! are all agents. That proxy neither says who asks nor proves that it is the API server, and others reach the port
+//! as well. So each request carries a token, and the API server is asked whose it is (TokenReview) and what they may
+//! do (SubjectAccessReview). A request names a node: whichever agent gets it forwards it to the agent of that one.
 //!
 //! | file | what |
 //! | --- | --- |

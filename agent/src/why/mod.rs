@@ -69,8 +69,8 @@ pub enum WhyError {
     Print(#[source] std::io::Error),
 }
 
-/// What the API server and this node know of a flow, and whether the API server was asked. Where it does not answer, the
-/// node must know both ends. Blocks.
+/// What the API server and this node know of a flow, and whether the API server was asked. Where it does not answer,
+/// the node must know both ends. Blocks.
 ///
 /// # Errors
 /// See [`WhyError`].

@@ -1,5 +1,5 @@
-//! A fake of that part of the API server that reviews tokens and permissions, and lists agents. It knows the tokens that
-//! it made, each for one audience, and who may do what; everything else it refuses.
+//! A fake of that part of the API server that reviews tokens and permissions, and lists agents. It knows the tokens
+//! that it made, each for one audience, and who may do what; everything else it refuses.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;

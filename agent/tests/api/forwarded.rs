@@ -93,6 +93,7 @@ async fn without_an_accepted_token_nothing_is_forwarded() {
     let decoy = Decoy::start();
     reviews.agent("n2", decoy.1);
     let (other, expired) = (reviews.token(VIEWER, "https://kubernetes.default.svc"), reviews.token(VIEWER, AUDIENCE));
+    let good = reviews.token(VIEWER, AUDIENCE);
     reviews.expire(&expired);
     for token in [None, Some("x"), Some("a b"), Some(&*other), Some(&*expired)] {
         for node in ["n1", "n2", "n3"] {
@@ -100,9 +101,8 @@ async fn without_an_accepted_token_nothing_is_forwarded() {
             assert_eq!(status, 401, "{node} {token:?}: {body}");
         }
     }
-    let token = reviews.token(VIEWER, AUDIENCE);
     reviews.is_away(true);
-    assert_eq!(ask_at(site.address, "GET", "/v1/nodes/n2/status", Some(&token)).await.0, 503);
+    assert_eq!(ask_at(site.address, "GET", "/v1/nodes/n2/status", Some(&good)).await.0, 503);
     assert!(!decoy.was_reached() && reviews.lists() == 0);
 }
 

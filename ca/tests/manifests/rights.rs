@@ -75,8 +75,8 @@ fn each_right_that_the_chart_gives_is_explained_in_security_md() {
     assert!(stale.is_empty(), "in SECURITY.md, and no manifest gives it: {stale:?}");
 }
 
-/// The API server's proxy for pods would reach every port of every node through the agents, which have no network of their
-/// own. That for Services is limited by the name in its URL to one port of one Service.
+/// The API server's proxy for pods would reach every port of every node through the agents, which have no network of
+/// their own. That for Services is limited by the name in its URL to one port of one Service.
 #[test]
 fn the_proxy_is_given_for_the_port_of_the_agents_service_only_and_bound_to_nobody() {
     let mut seen = 0;

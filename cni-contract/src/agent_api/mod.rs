@@ -49,7 +49,8 @@ fn changed(value: Value, change: &mut dyn FnMut(&str) -> String) -> Value {
 
 /// The version of the API, which begins each path.
 pub const VERSION: &str = "v1";
-/// Paths begin with it and the name of a node: `/v1/nodes/NODE/status`. Whichever agent is asked forwards to that node's.
+/// Paths begin with it and the name of a node: `/v1/nodes/NODE/status`. Whichever agent is asked forwards to that
+/// node's.
 const NODES: &str = "/v1/nodes/";
 /// Path of [`NodeStatus`].
 pub const STATUS_PATH: &str = "/v1/status";
