@@ -93,6 +93,8 @@ impl Cluster {
         config.connect_timeout = Some(CONNECT_WITHIN);
         // Longer than a stream of flows is silent.
         config.read_timeout = Some(SILENT_FOR);
+        // It would wait longer and longer for an agent that is gone, and send changes twice.
+        config.default_retry = false;
         let own = place.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
         for name in [&own, &place.system_namespace] {
             if !is_name(name) {
@@ -122,7 +124,15 @@ impl Cluster {
     async fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value, ClusterError> {
         let what = format!("{method} {}", path.split('?').next().unwrap_or(path));
         let body = body.map(|body| body.to_string().into_bytes()).unwrap_or_default();
-        let (status, bytes) = self.raw(method, path, None, body, MAX_ANSWER).await?;
+        let mut answer = self.raw(method, path, None, body.clone(), MAX_ANSWER).await?;
+        for _ in 0..BUSY_ATTEMPTS {
+            if answer.0 != BUSY {
+                break;
+            }
+            tokio::time::sleep(BUSY_FOR).await;
+            answer = self.raw(method, path, None, body.clone(), MAX_ANSWER).await?;
+        }
+        let (status, bytes) = answer;
         let document: Option<Value> = serde_json::from_slice(&bytes).ok();
         if (200..300).contains(&status) {
             return document.ok_or_else(|| ClusterError::odd(&what));
@@ -193,4 +203,8 @@ fn with_causes(error: &dyn std::error::Error) -> String {
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 const SILENT_FOR: Duration = Duration::from_secs(60);
+/// Too many requests: the API server has not looked at this one.
+const BUSY: u16 = 429;
+const BUSY_ATTEMPTS: usize = 3;
+const BUSY_FOR: Duration = Duration::from_secs(1);
 const MAX_ANSWER: usize = 64 << 20;

@@ -122,12 +122,16 @@ fn kubectl_nebula(namespace: &str, kubeconfig: &Path, arguments: &[&str]) -> (i3
     (output.status.code().unwrap_or(-1), text(output.stdout), text(output.stderr))
 }
 
-/// An agent's pod on a node, at an address.
+/// A node with its agent's pod, at an address.
 fn place(server: &ApiServer, node: &str, address: Ipv4Addr) {
     server.make(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}}));
-    let name = format!("nebula-cni-agent-{node}");
-    server.make(&json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "nebula-system", "name": name,
-            "labels": {"app.kubernetes.io/name": "nebula-cni-agent"}},
+    let labels = json!({"app.kubernetes.io/name": "nebula-cni-agent"});
+    place_pod(server, &format!("nebula-cni-agent-{node}"), node, &labels, address);
+}
+
+fn place_pod(server: &ApiServer, name: &str, node: &str, labels: &Value, address: Ipv4Addr) {
+    server.make(&json!({"apiVersion": "v1", "kind": "Pod",
+        "metadata": {"namespace": "nebula-system", "name": name, "labels": labels},
         "spec": {"nodeName": node, "serviceAccountName": "nebula-cni-agent", "automountServiceAccountToken": false,
             "containers": [{"name": "c", "image": "localhost/none:1", "ports": [{"name": "api", "containerPort": 9478}]}]}}));
     let path = format!("/api/v1/namespaces/nebula-system/pods/{name}");
@@ -171,8 +175,13 @@ fn a_team_sees_its_namespace_through_a_real_api_server_and_an_operator_pauses_up
     for (node, address) in [("test-node", address), ("second-node", second)] {
         place(&server, node, address);
     }
-    // No controller fills in who is behind the Service. One of those that it would fill in has been gone for a moment.
-    let behind = [address, second, Ipv4Addr::new(198, 51, 100, 8)].map(|address| json!({"ip": address.to_string()}));
+    // No controller fills in who is behind the Service. Of those that it would fill in one has been gone for a moment.
+    let gone = Ipv4Addr::new(198, 51, 100, 8);
+    place_pod(&server, "gone", "test-node", &json!({}), gone);
+    let behind = [("nebula-cni-agent-test-node", address), ("nebula-cni-agent-second-node", second), ("gone", gone)];
+    let behind = behind.map(|(pod, address)| {
+        json!({"ip": address.to_string(), "targetRef": {"kind": "Pod", "namespace": "nebula-system", "name": pod}})
+    });
     let ports = json!([{"name": "api", "port": 9478, "protocol": "TCP"}]);
     server.make(&json!({"apiVersion": "v1", "kind": "Endpoints",
         "metadata": {"namespace": "nebula-system", "name": "nebula-cni-agent-api"},
@@ -255,7 +264,7 @@ fn a_team_sees_its_namespace_through_a_real_api_server_and_an_operator_pauses_up
 
     // The API server's own credentials, or a token for it, open nothing.
     let token = server.token_of("shop", "nebula-viewer", "https://kubernetes.default.svc");
-    let url = format!("https://{address}:9478/v1/flows?namespace=shop");
+    let url = format!("https://{address}:9478/v1/nodes/test-node/flows?namespace=shop");
     let header = format!("x-nebula-token: {token}");
     let asked = Command::new("nsenter")
         .arg(format!("--net=/run/netns/{control}"))
