@@ -1,11 +1,14 @@
-//! The agents of the nodes, asked through the API server's proxy for pods.
+//! The agents of the nodes, asked through the API server's proxy for one Service. Whichever agent it picks forwards a
+//! request to the agent of the node that the request names.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use futures_util::stream::FuturesUnordered;
 use futures_util::{StreamExt, stream};
+use http_body_util::{BodyExt, Limited};
 use kube::client::Body;
-use nebula_cni_contract::agent_api::{PORT_NAME, Refused, TOKEN_HEADER};
+use nebula_cni_contract::agent_api::{AgentPod, PORT_NAME, Refused, SELECTOR, SERVICE, TOKEN_HEADER, on_node};
 use nebula_cni_contract::clock::{Clock, SystemClock};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -31,10 +34,7 @@ pub(crate) struct Agents<'a> {
 pub(crate) struct Agent {
     pub node: String,
     namespace: String,
-    pod: String,
-    phase: String,
-    port: Option<u16>,
-    pub is_ready: bool,
+    of: AgentPod,
 }
 
 /// Why an agent gives no answer.
@@ -72,6 +72,19 @@ pub(crate) enum AgentError {
         /// What it says.
         message: String,
     },
+    /// There is no Service for the way to it.
+    #[error(
+        "there is no Service {namespace}/{SERVICE}, which leads to the agents: agent.api.port of the chart makes it ({message})"
+    )]
+    NoService {
+        /// Of the agents.
+        namespace: String,
+        /// What the API server says.
+        message: String,
+    },
+    /// Another agent was asked, and cannot forward the request.
+    #[error("{0}")]
+    Away(String),
     /// It refuses.
     #[error("{}", refused(.0))]
     Refused(String, Option<String>),
@@ -130,36 +143,57 @@ impl<'a> Agents<'a> {
     }
 
     async fn ask_one<T: DeserializeOwned>(&self, agent: &Agent, method: &str, path: &str) -> Result<T, AgentError> {
-        let url = agent.url(path)?;
-        let token = self.token().await.map_err(|error| AgentError::Unreachable(error.to_string()))?;
-        let header = Some((TOKEN_HEADER, token.as_str()));
-        let (status, bytes) =
-            self.cluster.raw(method, &url, header, Vec::new(), MAX_ANSWER).await.map_err(unreachable)?;
-        if (200..300).contains(&status) {
-            return serde_json::from_slice(&bytes).map_err(|_| AgentError::Odd);
-        }
-        Err(agent.error(status, &bytes))
+        let asked = async {
+            let body = Limited::new(self.open(agent, method, path).await?, MAX_ANSWER);
+            let bytes = body.collect().await.map_err(|_| AgentError::CutOff)?.to_bytes();
+            serde_json::from_slice(&bytes).map_err(|_| AgentError::Odd)
+        };
+        tokio::time::timeout(ANSWER_WITHIN, asked).await.map_err(late)?
     }
 
     /// Opens a stream.
     pub(crate) async fn stream(&self, agent: &Agent, path: &str) -> Result<Body, AgentError> {
+        tokio::time::timeout(ANSWER_WITHIN, self.open(agent, "GET", path)).await.map_err(late)?
+    }
+
+    /// Sends a request until its answer begins. The API server picks any agent as the first one, also one that is
+    /// gone: then another attempt meets another agent. What could change something is sent once, unless it cannot
+    /// have arrived.
+    async fn open(&self, agent: &Agent, method: &str, path: &str) -> Result<Body, AgentError> {
         let url = agent.url(path)?;
-        let token = self.token().await.map_err(|error| AgentError::Unreachable(error.to_string()))?;
-        let opened = self.cluster.open_stream("GET", &url, Some((TOKEN_HEADER, &token)), Vec::new());
-        let opened = tokio::time::timeout(OPENS_WITHIN, opened).await;
-        let late = |_| AgentError::Unreachable(format!("no answer within {} s", OPENS_WITHIN.as_secs()));
-        let (status, body) = opened.map_err(late)?.map_err(unreachable)?;
+        let token = self.token().await.map_err(unreachable)?;
+        let mut attempts = FuturesUnordered::new();
+        let (mut left, is_look) = (ATTEMPTS, method == "GET");
+        loop {
+            if left > 0 && attempts.len() < if is_look { AT_ONCE } else { 1 } {
+                left -= 1;
+                attempts.push(self.attempt(agent, method, &url, &token));
+            }
+            let outcome = tokio::time::timeout(NEXT_AFTER, attempts.next()).await;
+            let is_last = left == 0 && attempts.is_empty();
+            match outcome {
+                Ok(Some(Err(error))) if !is_last && error.is_on_the_way(is_look) => {}
+                Ok(Some(outcome)) => return outcome,
+                Ok(None) => return Err(AgentError::CutOff),
+                Err(_) => {}
+            }
+        }
+    }
+
+    async fn attempt(&self, agent: &Agent, method: &str, url: &str, token: &str) -> Result<Body, AgentError> {
+        let opened = self.cluster.open_stream(method, url, Some((TOKEN_HEADER, token)), Vec::new());
+        let (status, body) = opened.await.map_err(unreachable)?;
         if (200..300).contains(&status) {
             return Ok(body);
         }
-        let bytes = http_body_util::BodyExt::collect(http_body_util::Limited::new(body, MAX_ERROR)).await;
+        let bytes = Limited::new(body, MAX_ERROR).collect().await;
         Err(agent.error(status, &bytes.map(|bytes| bytes.to_bytes().to_vec()).unwrap_or_default()))
     }
 }
 
 /// The agents in this namespace, whether they run or not.
 pub(crate) async fn list(cluster: &Cluster, namespace: &str) -> Result<Vec<Agent>, ClusterError> {
-    let path = format!("/api/v1/namespaces/{namespace}/pods?labelSelector=app.kubernetes.io%2Fname%3Dnebula-cni-agent");
+    let path = format!("/api/v1/namespaces/{namespace}/pods?{SELECTOR}");
     let pods = cluster.get(&path).await.map_err(|error| match error.status() {
         Some(403) => {
             let hint = format!(
@@ -170,40 +204,23 @@ pub(crate) async fn list(cluster: &Cluster, namespace: &str) -> Result<Vec<Agent
         }
         _ => error,
     })?;
-    let mut all: Vec<_> =
-        pods["items"].as_array().into_iter().flatten().filter_map(|pod| Agent::of(pod, namespace)).collect();
-    // While one replaces another, that which runs counts.
-    all.sort_by_key(|agent| (agent.node.clone(), agent.phase != RUNNING, !agent.is_ready));
-    all.dedup_by(|a, b| a.node == b.node);
-    Ok(all)
+    let agent = |of: AgentPod| {
+        let node = if of.node.is_empty() { "(no node)".to_owned() } else { of.node.clone() };
+        Agent { node, namespace: namespace.to_owned(), of }
+    };
+    Ok(AgentPod::all(&pods).into_iter().map(agent).collect())
 }
 
 impl Agent {
-    fn of(pod: &Value, namespace: &str) -> Option<Self> {
-        let name = pod["metadata"]["name"].as_str().filter(|name| is_name(name))?;
-        let containers = pod["spec"]["containers"].as_array().into_iter().flatten();
-        let mut ports = containers.flat_map(|container| container["ports"].as_array().into_iter().flatten());
-        let port = ports.find(|port| port["name"] == PORT_NAME).and_then(|port| port["containerPort"].as_u64());
-        let conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
-        let is_ending = pod["metadata"]["deletionTimestamp"].is_string();
-        let phase = if is_ending { "ending" } else { pod["status"]["phase"].as_str().unwrap_or("unknown") };
-        Some(Self {
-            node: pod["spec"]["nodeName"].as_str().unwrap_or("(no node)").to_owned(),
-            namespace: namespace.to_owned(),
-            pod: name.to_owned(),
-            phase: phase.to_owned(),
-            port: port.and_then(|port| u16::try_from(port).ok()),
-            is_ready: { conditions }.any(|one| one["type"] == "Ready" && one["status"] == "True"),
-        })
-    }
-
     /// Where the API server's proxy has a path of the agent.
     fn url(&self, path: &str) -> Result<String, AgentError> {
-        if self.phase != RUNNING {
-            return Err(AgentError::NotRunning { pod: self.pod.clone(), phase: self.phase.clone() });
+        let AgentPod { node, pod, phase, port, .. } = &self.of;
+        if !self.of.is_running() || !is_name(node) {
+            return Err(AgentError::NotRunning { pod: pod.clone(), phase: phase.clone() });
         }
-        let port = self.port.ok_or(AgentError::NoApi)?;
-        Ok(format!("/api/v1/namespaces/{}/pods/https:{}:{port}/proxy{path}", self.namespace, self.pod))
+        port.ok_or(AgentError::NoApi)?;
+        let of_service = format!("/api/v1/namespaces/{}/services/https:{SERVICE}:{PORT_NAME}/proxy", self.namespace);
+        Ok(of_service + &on_node(node, path))
     }
 
     fn error(&self, status: u16, body: &[u8]) -> AgentError {
@@ -212,10 +229,12 @@ impl Agent {
             let message = document["message"].as_str().unwrap_or_default().to_owned();
             return match status {
                 403 => AgentError::Forbidden { namespace: self.namespace.clone(), message },
+                404 => AgentError::NoService { namespace: self.namespace.clone(), message },
                 _ => AgentError::Proxy { status, message },
             };
         }
         match serde_json::from_value::<Refused>(document) {
+            Ok(Refused { error, .. }) if !error.is_empty() && status == 502 => AgentError::Away(error),
             Ok(Refused { error, lacking }) if !error.is_empty() => {
                 AgentError::Refused(error, lacking.and_then(|lacking| lacking.remedy()))
             }
@@ -227,8 +246,23 @@ impl Agent {
     }
 }
 
+impl AgentError {
+    /// Whether the request did not get from the API server to an agent. Where that is not certain enough for what could
+    /// change something, the API server must say that it had no connection.
+    fn is_on_the_way(&self, is_look: bool) -> bool {
+        match self {
+            Self::Proxy { status, message } => *status >= 500 && (is_look || message.contains("dial tcp")),
+            _ => false,
+        }
+    }
+}
+
 fn unreachable(error: ClusterError) -> AgentError {
     AgentError::Unreachable(error.to_string())
+}
+
+fn late(_: tokio::time::error::Elapsed) -> AgentError {
+    AgentError::Unreachable(format!("no answer within {} s", ANSWER_WITHIN.as_secs()))
 }
 
 /// The nodes that did not answer, those with the same reason together: one line for each, and what would help.
@@ -250,12 +284,16 @@ pub(crate) fn remarks<'b>(failed: impl IntoIterator<Item = (&'b str, &'b AgentEr
     lines
 }
 
-const RUNNING: &str = "Running";
 const AT_A_TIME: usize = 16;
 const NAMED: usize = 5;
 /// Of ten minutes.
 const RENEW_AFTER: Duration = Duration::from_secs(7 * 60);
-const OPENS_WITHIN: Duration = Duration::from_secs(30);
+const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+const ATTEMPTS: usize = 8;
+/// Attempts for one answer, of which the others have not failed yet.
+const AT_ONCE: usize = 3;
+/// The API server waits long for a node that is gone.
+const NEXT_AFTER: Duration = Duration::from_secs(4);
 const MAX_ANSWER: usize = 64 << 20;
 const MAX_ERROR: usize = 64 << 10;
 
@@ -266,20 +304,44 @@ mod tests {
     use super::*;
 
     fn agent() -> Agent {
-        let pod = json!({"metadata": {"name": "nebula-cni-agent-x"}, "status": {"phase": "Running"},
-            "spec": {"nodeName": "n1", "containers": [{"ports": [{"name": "metrics", "containerPort": 1},
-                {"name": "api", "containerPort": 9478}]}]}});
-        Agent::of(&pod, "nebula-system").unwrap()
+        let (node, namespace) = ("n1".to_owned(), "nebula-system".to_owned());
+        let of = AgentPod {
+            node: node.clone(),
+            pod: "nebula-cni-agent-x".to_owned(),
+            phase: "Running".to_owned(),
+            address: None,
+            port: Some(9478),
+            is_ready: false,
+        };
+        Agent { node, namespace, of }
     }
 
     #[test]
-    fn an_agent_is_reached_by_its_pod_and_port_and_otherwise_the_reason_is_said() {
-        let path = "/api/v1/namespaces/nebula-system/pods/https:nebula-cni-agent-x:9478/proxy/v1/status";
+    fn an_agent_is_reached_by_the_service_and_its_node_and_otherwise_the_reason_is_said() {
+        let path = "/api/v1/namespaces/nebula-system/services/https:nebula-cni-agent-api:api/proxy/v1/nodes/n1/status";
         assert_eq!(agent().url("/v1/status").unwrap(), path);
-        assert_eq!(Agent { port: None, ..agent() }.url("/"), Err(AgentError::NoApi));
-        let pending = Agent { phase: "Pending".to_owned(), ..agent() };
-        assert!(pending.url("/").unwrap_err().to_string().contains("is Pending"));
-        assert_eq!(Agent::of(&json!({"metadata": {"name": "../x"}}), "n"), None);
+        let other = |change: fn(&mut AgentPod)| {
+            let mut agent = agent();
+            change(&mut agent.of);
+            agent.url("/v1/status").unwrap_err()
+        };
+        assert_eq!(other(|of| of.port = None), AgentError::NoApi);
+        assert!(other(|of| of.phase = "Pending".to_owned()).to_string().contains("is Pending"));
+        for bad in ["", "../x", "n1/../n2", "n1%2f", "n1?x", "n1@h"] {
+            let of = AgentPod { node: bad.to_owned(), ..agent().of };
+            assert!(matches!(Agent { of, ..agent() }.url("/"), Err(AgentError::NotRunning { .. })), "{bad}");
+        }
+    }
+
+    #[test]
+    fn only_what_did_not_reach_an_agent_is_sent_to_another_one_and_a_change_only_if_that_is_certain() {
+        let proxy = |status, message: &str| AgentError::Proxy { status, message: message.to_owned() };
+        let refused = proxy(503, "error trying to reach service: dial tcp 192.0.2.7:9478: connect: connection refused");
+        let cut_off = proxy(502, "error trying to reach service: EOF");
+        assert_eq!([&refused, &cut_off].map(|error| error.is_on_the_way(true)), [true, true]);
+        assert_eq!([&refused, &cut_off].map(|error| error.is_on_the_way(false)), [true, false]);
+        let others = [AgentError::Away("x".to_owned()), AgentError::Refused("x".to_owned(), None), proxy(405, "")];
+        assert!(!others.iter().any(|error| error.is_on_the_way(true)));
     }
 
     #[test]
@@ -295,6 +357,10 @@ mod tests {
             lines[0].starts_with("n1, n2: ") && lines[1].contains("kubectl create clusterrolebinding"),
             "{lines:?}"
         );
+        let away = said(502, json!({"error": "the agent of node n1 gives no answer"}));
+        assert_eq!(away, AgentError::Away("the agent of node n1 gives no answer".to_owned()));
+        let missing = said(404, json!({"kind": "Status", "message": "services \"nebula-cni-agent-api\" not found"}));
+        assert!(missing.to_string().contains("agent.api.port"), "{missing}");
         let html = agent().error(502, b"<h1>bad gateway</h1>");
         assert_eq!(html, AgentError::Proxy { status: 502, message: "<h1>bad gateway</h1>".to_owned() });
     }

@@ -69,6 +69,8 @@ pub enum Command {
     Pods,
     /// Show who spoke to whom and who was refused, as the nodes recorded it; the newest last
     Flows(Flows),
+    /// Show why a pod does not reach what it sends to: each link between both, up to the first broken one
+    Why(Why),
     /// Show how far the installed program has reached the pods' instances; pause and resume that
     Upgrade(Upgrade),
     /// Look for what is wrong and say what to do
@@ -147,6 +149,25 @@ pub struct Flows {
     pub limit: u32,
 }
 
+/// Of `why`.
+#[derive(Debug, Args)]
+pub struct Why {
+    /// The pod that sends
+    #[arg(value_name = "NAMESPACE/POD", value_parser = crate::why::source)]
+    pub from: String,
+    /// What it sends to, and the port (without one: a ping): pay/db:5432, pod/pay/db-0:5432, db.pay.svc:53/udp
+    #[arg(value_name = "NAMESPACE/NAME[:PORT[/PROTOCOL]]", value_parser = crate::why::target)]
+    pub to: String,
+}
+
+impl Why {
+    /// The namespace of the pod that sends.
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        self.from.split('/').next().unwrap_or_default()
+    }
+}
+
 /// Of `upgrade`.
 #[derive(Debug, Args)]
 pub struct Upgrade {
@@ -213,7 +234,14 @@ mod tests {
         Cli::command().debug_assert();
         let cli = Cli::try_parse_from(["x", "flows", "-n", "shop", "-o", "json", "--since", "15m"]).unwrap();
         assert_eq!((cli.place.namespace.as_deref(), cli.output), (Some("shop"), Some(Form::Json)));
-        for bad in [&["flows", "-n", "a", "-A"][..], &["flows", "--limit", "0"], &["check", "--only", "weather"], &[]] {
+        for bad in [
+            &["flows", "-n", "a", "-A"][..],
+            &["flows", "--limit", "0"],
+            &["check", "--only", "weather"],
+            &["why", "web", "pay/db"],
+            &["why", "shop/web", "pay/db:0"],
+            &[],
+        ] {
             assert!(Cli::try_parse_from([&["x"], bad].concat()).unwrap_err().use_stderr(), "{bad:?}");
         }
     }

@@ -6,6 +6,7 @@ use http_body_util::{BodyExt, Limited};
 use kube::client::Body;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+pub(crate) use nebula_cni_contract::agent_api::is_name;
 use serde_json::Value;
 
 use crate::cli::Place;
@@ -95,6 +96,8 @@ impl Cluster {
         config.connect_timeout = Some(CONNECT_WITHIN);
         // Longer than a stream of flows is silent.
         config.read_timeout = Some(SILENT_FOR);
+        // It would wait longer and longer for an agent that is gone, and send changes twice.
+        config.default_retry = false;
         let own = place.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
         for name in [&own, &place.system_namespace] {
             if !is_name(name) {
@@ -142,7 +145,15 @@ impl Cluster {
     async fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value, ClusterError> {
         let what = format!("{method} {}", path.split('?').next().unwrap_or(path));
         let body = body.map(|body| body.to_string().into_bytes()).unwrap_or_default();
-        let (status, bytes) = self.raw(method, path, None, body, MAX_ANSWER).await?;
+        let mut answer = self.raw(method, path, None, body.clone(), MAX_ANSWER).await?;
+        for _ in 0..BUSY_ATTEMPTS {
+            if answer.0 != BUSY {
+                break;
+            }
+            tokio::time::sleep(BUSY_FOR).await;
+            answer = self.raw(method, path, None, body.clone(), MAX_ANSWER).await?;
+        }
+        let (status, bytes) = answer;
         let document: Option<Value> = serde_json::from_slice(&bytes).ok();
         if (200..300).contains(&status) {
             return document.ok_or_else(|| ClusterError::odd(&what));
@@ -197,13 +208,6 @@ impl Cluster {
     }
 }
 
-/// Whether a name may be part of a path.
-#[must_use]
-pub(crate) fn is_name(name: &str) -> bool {
-    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
-    (1..=253).contains(&name.len()) && name.bytes().all(allowed) && !name.starts_with('.')
-}
-
 /// An error with its causes, each of which the one before does not name already.
 fn with_causes(error: &dyn std::error::Error) -> String {
     let (mut text, mut cause) = (error.to_string(), error.source());
@@ -220,4 +224,8 @@ fn with_causes(error: &dyn std::error::Error) -> String {
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 const SILENT_FOR: Duration = Duration::from_secs(60);
+/// Too many requests: the API server has not looked at this one.
+const BUSY: u16 = 429;
+const BUSY_ATTEMPTS: usize = 3;
+const BUSY_FOR: Duration = Duration::from_secs(1);
 const MAX_ANSWER: usize = 64 << 20;

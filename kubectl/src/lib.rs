@@ -1,10 +1,10 @@
 //! `kubectl nebula`, a plugin of kubectl: shows how Nebula stands in a cluster. It speaks with the API server only,
-//! whose proxy for pods brings it to the agents of the nodes.
+//! whose proxy for one Service brings it to the agents of the nodes.
 //!
 //! - [`cli`]: the command line; [`outcome`]: how a command ends
 //! - `cluster`: the API server; `identity`: the ServiceAccount as which agents are asked; `agents`: asks them
 //! - `shown`: tables, JSON and YAML
-//! - `status`, `pods`, `flows`, `upgrade`, `check`, `doctor`, `cert`, `bundle`, `page`: the commands
+//! - `status`, `pods`, `flows`, `why`, `upgrade`, `check`, `doctor`, `cert`, `bundle`, `page`: the commands
 
 mod agents;
 mod bundle;
@@ -21,6 +21,7 @@ mod pods;
 mod shown;
 mod status;
 mod upgrade;
+mod why;
 
 use std::io::Write;
 
@@ -50,6 +51,15 @@ pub async fn run(cli: &Cli, out: &mut impl Write, notes: &mut impl Write) -> Res
         Command::Flows(options) => {
             let agents = Agents::find(&cluster, &cli.place, identity::Role::Viewer).await?;
             flows::run(&agents, options, &mut printer).await
+        }
+        Command::Why(options) => {
+            // The account that may look at the pod that sends.
+            let mut cluster = cluster;
+            if cli.place.namespace.is_none() && cluster.namespace.is_some() {
+                cluster.namespace = Some(options.namespace().to_owned());
+            }
+            let agents = Agents::find(&cluster, &cli.place, identity::Role::Viewer).await?;
+            why::run(&agents, options, &mut printer).await
         }
         Command::Upgrade(options) => {
             let agents = Agents::find(&cluster, &cli.place, options.role()).await?;

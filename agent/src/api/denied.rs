@@ -5,6 +5,9 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use nebula_cni_contract::agent_api::{AUDIENCE, Lacking, Refused, TOKEN_HEADER, VERSION};
 use nebula_cni_contract::flow_records::BadFilter;
+use nebula_cni_contract::why::BadQuestion;
+
+use super::agents::Away;
 
 /// Why a request is not answered. What is said to whoever has no permission tells nothing about the node.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +33,9 @@ pub(super) enum Denied {
     /// A condition cannot be one.
     #[error(transparent)]
     Filter(#[from] BadFilter),
+    /// An end of a flow cannot be one.
+    #[error(transparent)]
+    Question(#[from] BadQuestion),
     /// A parameter cannot be one.
     #[error("parameter {0} has a value that it cannot have")]
     Parameter(&'static str),
@@ -39,6 +45,15 @@ pub(super) enum Denied {
     /// There is no such path in this version.
     #[error("this agent has no such path: it answers version {VERSION} of the API, of release {}", env!("CARGO_PKG_VERSION"))]
     Path,
+    /// The body cannot be forwarded.
+    #[error("the body of the request is too large, or comes too slowly")]
+    Body,
+    /// The request does not reach the agent that it is for.
+    #[error(transparent)]
+    Away(Away),
+    /// The API server does not say where that agent is.
+    #[error("the API server does not say where the agent of that node is; try again")]
+    NoLookup,
     /// The node itself cannot.
     #[error("{0}")]
     Failed(String),
@@ -50,9 +65,11 @@ impl Denied {
             Self::NoToken | Self::Unknown => StatusCode::UNAUTHORIZED,
             Self::Forbidden(_) => StatusCode::FORBIDDEN,
             Self::Busy | Self::Working => StatusCode::TOO_MANY_REQUESTS,
-            Self::NoReview => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Filter(_) | Self::Parameter(_) => StatusCode::BAD_REQUEST,
+            Self::NoReview | Self::NoLookup => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Filter(_) | Self::Question(_) | Self::Parameter(_) => StatusCode::BAD_REQUEST,
             Self::NoFlows | Self::Path => StatusCode::NOT_FOUND,
+            Self::Body => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Away(_) => StatusCode::BAD_GATEWAY,
             Self::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }

@@ -1,6 +1,7 @@
-//! The agent's API for kubectl's plugin: HTTPS, reached through the API server's proxy for pods. That proxy neither
-//! says who asks nor proves that it is the API server, and others reach the port as well. So each request carries a
-//! token, and the API server is asked whose it is (TokenReview) and what they may do (SubjectAccessReview).
+//! The agent's API for kubectl's plugin: HTTPS, reached through the API server's proxy for one Service, behind which
+//! are all agents. That proxy neither says who asks nor proves that it is the API server, and others reach the port
+//! as well. So each request carries a token, and the API server is asked whose it is (TokenReview) and what they may
+//! do (SubjectAccessReview). A request names a node: whichever agent gets it forwards it to the agent of that one.
 //!
 //! | file | what |
 //! | --- | --- |
@@ -11,20 +12,28 @@
 //! | `quotas.rs` | how often the API server is asked, by whose connection it is |
 //! | `denied.rs` | why there is no answer |
 //! | `routes.rs` | which path is answered by what, and who may ask |
+//! | `forward.rs` | the way to the agent of another node |
+//! | `agents.rs` | where that is |
+//! | `unverified.rs` | TLS to it |
 //! | `answers.rs` | how the node and its pods stand, and upgrades |
 //! | `doctor.rs` | what is wrong with the node and its pods |
 //! | `flows.rs` | flow records as a stream |
+//! | `why.rs` | what the node knows of a flow |
 
+mod agents;
 mod answers;
 mod denied;
 mod doctor;
 mod flows;
+mod forward;
 mod quotas;
 mod recent;
 mod review;
 mod routes;
 mod server;
 mod token;
+mod unverified;
+mod why;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,8 +42,10 @@ use kube::Client;
 use nebula_cni_contract::instance_status::Status;
 use tokio::sync::Semaphore;
 
+use self::forward::Gateway;
 use self::review::Reviewer;
 pub use self::server::{ServeError, serve};
+pub use self::unverified::connector;
 use crate::cluster;
 use crate::listener;
 use crate::node::Node;
@@ -50,6 +61,8 @@ pub struct Api {
     name: String,
     pods: Pods,
     reviewer: Reviewer,
+    gateway: Gateway,
+    client: Client,
     /// Of answers for which files or instances are asked.
     working: Semaphore,
     /// Of streams that go on.
@@ -57,11 +70,13 @@ pub struct Api {
 }
 
 impl Api {
-    /// The API of a node. `client` is what asks the API server about tokens.
+    /// The API of a node. `client` is what asks the API server about tokens, and about the agents of its own namespace.
     #[must_use]
     pub fn new(node: Node, name: String, client: Client, pods: Pods) -> Arc<Self> {
         let (working, following) = (Semaphore::new(WORKING), Semaphore::new(FOLLOWING));
-        Arc::new(Self { node, name, pods, reviewer: Reviewer::new(client), working, following })
+        let gateway = Gateway::new(client.clone());
+        let reviewer = Reviewer::new(client.clone());
+        Arc::new(Self { node, name, pods, reviewer, gateway, client, working, following })
     }
 }
 

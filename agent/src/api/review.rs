@@ -91,6 +91,11 @@ impl Reviewer {
         }))
     }
 
+    /// Whether the API server accepts the token, whatever its user may do.
+    pub(super) async fn accept(&self, token: &Token, source: Source) -> Result<(), Denied> {
+        self.user(token, source).await.map(drop)
+    }
+
     async fn user(&self, token: &Token, source: Source) -> Result<Arc<User>, Denied> {
         let (id, now) = (token.id(), SystemClock.now());
         let source = {

@@ -9,8 +9,10 @@ use axum::routing::{MethodRouter, any, get, post};
 use axum::{Json, Router};
 use nebula_cert::listener::Source;
 use nebula_cni_contract::agent_api::{
-    DOCTOR_PATH, FLOWS_PATH, PAUSE_PATH, PODS_PATH, RESUME_PATH, STATUS_PATH, UPGRADE_PATH,
+    DOCTOR_PATH, FLOWS_PATH, PAUSE_PATH, PODS_PATH, RESUME_PATH, STATUS_PATH, UPGRADE_PATH, WHY_PATH, of_node,
 };
+use nebula_cni_contract::why::Question;
+use tower::ServiceExt;
 
 use super::Api;
 use super::answers;
@@ -19,6 +21,7 @@ use super::doctor::{self, Scope};
 use super::flows::{self, Wanted};
 use super::review::Asked;
 use super::token::Token;
+use super::why;
 use crate::cluster::api::is_name;
 use crate::rollout::plan;
 
@@ -27,6 +30,13 @@ use crate::rollout::plan;
 pub(super) struct Shared {
     pub(super) api: Arc<Api>,
     pub(super) source: Source,
+}
+
+/// What decides whose agent a request is for.
+#[derive(Clone)]
+struct Door {
+    shared: Shared,
+    own: Router,
 }
 
 /// Names and values of the parameters of a request.
@@ -40,16 +50,37 @@ pub(super) struct Permit {
 }
 
 pub(super) fn router(api: Arc<Api>, source: Source) -> Router {
-    Router::new()
+    let shared = Shared { api, source };
+    let own = Router::new()
         .route(STATUS_PATH, only(get(status)))
         .route(PODS_PATH, only(get(pods)))
         .route(FLOWS_PATH, only(get(flow_records)))
         .route(DOCTOR_PATH, only(get(doctor)))
+        .route(WHY_PATH, only(get(explain)))
         .route(UPGRADE_PATH, only(get(upgrade)))
         .route(PAUSE_PATH, only(post(pause)))
         .route(RESUME_PATH, only(post(resume)))
         .fallback(async || Denied::Path)
-        .with_state(Shared { api, source })
+        .with_state(shared.clone());
+    Router::new().fallback(enter).with_state(Door { shared, own })
+}
+
+/// Takes a request for this node to its answer, and forwards others.
+async fn enter(State(Door { shared, own }): State<Door>, mut request: Request) -> Result<Response, Denied> {
+    let (node, path) = of_node(request.uri().path()).ok_or(Denied::Path)?;
+    let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"/-".contains(&byte);
+    if !is_name(node) || !path.bytes().all(is_plain) {
+        return Err(Denied::Path);
+    }
+    let (node, Shared { api, source }) = (node.to_owned(), shared);
+    if node == api.name {
+        let query = request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();
+        *request.uri_mut() = format!("{path}{query}").parse().map_err(|_| Denied::Path)?;
+        return Ok(own.oneshot(request).await.into_response());
+    }
+    let token = Token::take(request.headers_mut())?;
+    api.reviewer.accept(&token, source).await?;
+    api.gateway.forward(&node, &token, request).await
 }
 
 fn only(route: MethodRouter<Shared>) -> MethodRouter<Shared> {
@@ -81,6 +112,15 @@ async fn doctor(State(shared): State<Shared>, request: Request) -> Result<Respon
     Ok(Json(doctor::findings(&shared, &permit, &scope).await?).into_response())
 }
 
+async fn explain(State(shared): State<Shared>, request: Request) -> Result<Response, Denied> {
+    let question = {
+        let end = |name| parameter(&request, name).map(Option::unwrap_or_default);
+        Question::parse(&end("from")?, &end("to")?)?
+    };
+    let permit = shared.permit(request, "get", "pods", Some(question.namespace.clone())).await?;
+    Ok(Json(why::answer(&shared, &permit, question).await?).into_response())
+}
+
 async fn upgrade(State(shared): State<Shared>, request: Request) -> Result<Response, Denied> {
     shared.permit(request, "get", "upgrades", None).await?;
     Ok(Json(answers::upgrade(&shared.api)).into_response())
@@ -106,6 +146,12 @@ impl Shared {
         let asked = Asked { verb, resource, namespace };
         let user = self.api.reviewer.permit(&token, &asked, self.source).await?;
         Ok(Permit { token, asked, user })
+    }
+
+    /// Whether what was permitted is also permitted in another namespace.
+    pub(super) async fn may_also(&self, permit: &Permit, namespace: String) -> Result<(), Denied> {
+        let asked = Asked { namespace: Some(namespace), ..permit.asked.clone() };
+        self.api.reviewer.permit(&permit.token, &asked, self.source).await.map(drop)
     }
 
     async fn change(&self, request: Request, change: plan::Request) -> Result<Response, Denied> {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use axum::http::{Method, Request, header};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+pub use nebula_cni_contract::agent_api::is_name;
 use serde_json::Value;
 
 /// Why the API server did not do what it was asked for.
@@ -100,13 +101,6 @@ pub async fn named(client: &Client, collection: &str, name: &str) -> Result<Opti
     let mut list = ask(client, Method::GET, &path, None).await?;
     let items = list["items"].as_array_mut().map(std::mem::take).unwrap_or_default();
     Ok(items.into_iter().find(|object| object["metadata"]["name"] == name))
-}
-
-/// Whether a name may be part of a path.
-#[must_use]
-pub fn is_name(name: &str) -> bool {
-    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
-    (1..=253).contains(&name.len()) && name.bytes().all(allowed) && !name.starts_with('.')
 }
 
 /// Content type of objects.

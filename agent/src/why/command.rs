@@ -6,14 +6,11 @@ use std::process::ExitCode;
 
 use clap::Args;
 use nebula_cert::{visible, visible_json};
-use nebula_cni_contract::clock::{Clock, SystemClock};
-use nebula_cni_contract::why::{Facts, Report};
-use serde::{Deserialize, Serialize};
+use nebula_cni_contract::why::{Document, Facts, Question};
 
-use super::{Question, WhyError, ends, objects};
+use super::WhyError;
 use crate::cluster::api;
-use crate::config::{CONFIG_FILE, Config, STATE_DIR};
-use crate::pod_status;
+use crate::config::{CONFIG_FILE, Config};
 use crate::policy::suggest;
 
 /// Shows why a pod does not reach what it sends to: each link between both, up to the first broken one
@@ -42,15 +39,6 @@ pub struct Options {
     to: String,
 }
 
-/// The answer as JSON.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct Document {
-    /// What was found out.
-    pub facts: Facts,
-    /// What follows from it.
-    pub report: Report,
-}
-
 impl Options {
     /// Asks and prints. Blocks.
     ///
@@ -61,23 +49,11 @@ impl Options {
         let question = Question::parse(&self.from, &self.to)?;
         let others = self.with.iter().map(|path| other(path)).collect::<Result<Vec<Facts>, _>>()?;
         let node = self.node.clone().or_else(|| std::env::var("NODE_NAME").ok()).unwrap_or_default();
-        let (records, _) = pod_status::records(&config.host_root, Path::new(STATE_DIR))?;
-        let here = ends::Here { host: &config.host_root, node: &node, records: &records };
-        let resolved = runtime.block_on(async {
-            let client = api::open(None).await?;
-            objects::resolve(&client, &question).await
-        });
-        let (source, target) = match resolved {
-            Err(error @ WhyError::Api(_)) => {
-                let known = here.resolve(&question).ok_or_else(|| WhyError::NotHere(Box::new(error)))?;
-                eprintln!("No API server answers: this is by what the node knows.");
-                known
-            }
-            other => other?,
-        };
-        let Question { protocol, port, .. } = question;
-        let mut facts = Facts { at: SystemClock.unix_seconds(), source, target, protocol, port, ..Facts::default() };
-        here.add_to(&mut facts);
+        let client = runtime.block_on(api::open(None));
+        let (mut facts, was_asked) = super::of_node(runtime.handle(), client, (&config.host_root, &node), &question)?;
+        if !was_asked {
+            eprintln!("No API server answers: this is by what the node knows.");
+        }
         for (path, other) in self.with.iter().zip(others) {
             if !other.is_about(&facts) {
                 let reason = "it is about another flow".to_owned();
@@ -89,7 +65,7 @@ impl Options {
     }
 
     pub(super) fn print(&self, facts: Facts, out: &mut impl Write) -> Result<ExitCode, WhyError> {
-        let report = Report::of(&facts);
+        let Document { facts, report } = Document::of(facts);
         let code = match (&report.cause, report.is_whole()) {
             (Some(_), _) => 3,
             (None, true) => 0,

@@ -6,10 +6,12 @@ use std::path::Path;
 use nebula_cni_contract::cluster_table::{Found, Layout, MAX_BYTES, Table};
 use nebula_cni_contract::instance_status::Status;
 use nebula_cni_contract::launch::{CLUSTER_TABLE, Target as Attached};
-use nebula_cni_contract::why::{End, Facts, InTable, PodEnd, PodTunnel, PolicySays, Target, Way, Workload};
+use nebula_cni_contract::why::{
+    Asked, End, Facts, InTable, Kind, PodEnd, PodTunnel, PolicySays, Question, Target, Way, Workload,
+};
 use nebula_cni_plugin::attachment::record::Record;
 
-use super::{Asked, Kind, Question, listener};
+use super::listener;
 use crate::durable;
 use crate::host_root::HostRoot;
 use crate::policy::asked::{Answer, Said};
@@ -161,7 +163,7 @@ fn way(facts: &Facts, table: Option<&Table<'_>>) -> Way {
         // A headless one is asked by the addresses of its pods.
         Target::Service(service) if !service.addresses.is_empty() => of(&service.addresses, facts.port),
         Target::Address(address) => of(&[*address], facts.port),
-        Target::Service(_) | Target::Pod(_) | Target::Unknown | Target::Nothing { .. } => pod,
+        Target::Service(_) | Target::Pod(_) | Target::Unknown | Target::Nothing { .. } | Target::Hidden => pod,
     };
     Way { table: Some(table.version()), sent_to, pod }
 }

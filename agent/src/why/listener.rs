@@ -9,7 +9,6 @@ use nebula_cni_contract::launch::Target;
 use nebula_cni_contract::netns::{Namespaces, SystemNamespaces, in_namespace};
 use nebula_cni_contract::why::Listener;
 
-use super::question::UDP;
 use crate::host_root::HostRoot;
 
 /// Who listens for what is sent to `port` of `address` in the pod of an attachment; `None` if that cannot be seen.
@@ -81,6 +80,7 @@ fn address(text: &str) -> Option<IpAddr> {
 }
 
 /// States (include/net/tcp_states.h), as the tables print them.
+const UDP: u8 = 17;
 const LISTEN: &str = "0A";
 const UNCONNECTED: &str = "07";
 /// The node's files as its first process sees them.

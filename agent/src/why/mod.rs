@@ -2,7 +2,6 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `question.rs` | the flow, as it is written on the command line |
 //! | `objects.rs` | its pods, Service and endpoints, from the API server |
 //! | `ends.rs` | what this node knows of a pod and of the way to another one |
 //! | `listener.rs` | who listens in a pod |
@@ -14,26 +13,29 @@ pub mod command;
 mod ends;
 mod listener;
 mod objects;
-mod question;
 #[cfg(test)]
 mod tests;
 
-pub use question::{Asked, Kind, Question};
+use nebula_cni_contract::why::BadQuestion;
+
+use std::path::Path;
+
+use kube::Client;
+use nebula_cni_contract::clock::{Clock, SystemClock};
+use nebula_cni_contract::why::{Facts, Question};
 
 use crate::cluster::api::ApiError;
-use crate::config::ConfigError;
-use crate::pod_status::PodStatusError;
+use crate::config::{ConfigError, STATE_DIR};
+use crate::host_root::HostRoot;
+use crate::pod_status::{self, PodStatusError};
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WhyError {
     /// The command line has something else.
-    #[error(
-        "{0:?} is no end of a flow: expected NAMESPACE/NAME for a pod, and for what it sends to NAMESPACE/NAME, \
-         NAME.NAMESPACE.svc or an address, with :PORT or :PORT/udp after it"
-    )]
-    Malformed(String),
+    #[error(transparent)]
+    Malformed(#[from] BadQuestion),
     /// The configuration says where the node's files are.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -65,4 +67,33 @@ pub enum WhyError {
     /// The answer cannot be printed.
     #[error("cannot print the answer: {0}")]
     Print(#[source] std::io::Error),
+}
+
+/// What the API server and this node know of a flow, and whether the API server was asked. Where it does not answer,
+/// the node must know both ends. Blocks.
+///
+/// # Errors
+/// See [`WhyError`].
+pub(crate) fn of_node(
+    runtime: &tokio::runtime::Handle,
+    client: Result<Client, ApiError>,
+    (host, node): (&HostRoot, &str),
+    question: &Question,
+) -> Result<(Facts, bool), WhyError> {
+    let (records, _) = pod_status::records(host, Path::new(STATE_DIR))?;
+    let here = ends::Here { host, node, records: &records };
+    let resolved = client.map_err(WhyError::from);
+    let resolved = resolved.and_then(|client| runtime.block_on(objects::resolve(&client, question)));
+    let (source, target, was_asked) = match resolved {
+        Ok((source, target)) => (source, target, true),
+        Err(error @ WhyError::Api(_)) => {
+            let known = here.resolve(question).ok_or_else(|| WhyError::NotHere(Box::new(error)))?;
+            (known.0, known.1, false)
+        }
+        Err(other) => return Err(other),
+    };
+    let Question { protocol, port, .. } = *question;
+    let mut facts = Facts { at: SystemClock.unix_seconds(), source, target, protocol, port, ..Facts::default() };
+    here.add_to(&mut facts);
+    Ok((facts, was_asked))
 }

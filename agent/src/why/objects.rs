@@ -8,12 +8,11 @@ use k8s_openapi::api::discovery::v1 as discovery;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::Client;
 use nebula_cni_contract::cluster_table::EndpointState;
-use nebula_cni_contract::why::{Service, Target, Workload};
+use nebula_cni_contract::why::{Asked, Kind, Question, Service, Target, Workload};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::WhyError;
-use super::question::{Asked, Kind, Question};
 use crate::cluster::api;
 use crate::table::endpoints::{self, Slice};
 

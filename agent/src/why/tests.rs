@@ -8,12 +8,13 @@ use std::thread;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use nebula_cni_contract::cluster_table::Builder;
-use nebula_cni_contract::why::{Cause, End, Facts, InTable, PodTunnel, Report, Target, Workload};
+use nebula_cni_contract::why::{
+    Asked, Cause, End, Facts, InTable, Kind, PodTunnel, Question, Report, Target, Workload,
+};
 use serde_json::{Value, json};
 
 use super::ends::Here;
 use super::objects::{described, workload};
-use super::*;
 use crate::host_root::HostRoot;
 use crate::pod_status;
 use crate::table::endpoints::Slice;
@@ -59,10 +60,7 @@ fn ends_are_read_as_people_write_them() {
         "pay/db?x=1",
     ] {
         assert!(Question::parse("shop/web", wrong).is_err(), "{wrong}");
-        assert!(
-            matches!(Question::parse(wrong, "pay/db"), Err(WhyError::Malformed(_))) || wrong == "pay/db/x:1",
-            "{wrong}"
-        );
+        assert!(Question::parse(wrong, "pay/db").is_err() || wrong == "pay/db/x:1", "{wrong}");
     }
 }
 

@@ -1,13 +1,14 @@
-//! A fake of that part of the API server that reviews tokens and permissions. It knows the tokens that it made, each
-//! for one audience, and who may do what; everything else it refuses.
+//! A fake of that part of the API server that reviews tokens and permissions, and lists agents. It knows the tokens
+//! that it made, each for one audience, and who may do what; everything else it refuses.
 
 use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-use axum::extract::State;
+use axum::extract::{Path, RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::post;
+use axum::routing::{get, post};
 use axum::{Json, Router};
 use kube::{Client, Config};
 use serde_json::{Value, json};
@@ -24,6 +25,9 @@ struct Kept {
     is_away: bool,
     token_reviews: usize,
     access_reviews: usize,
+    /// Pods by namespace.
+    pods: Vec<(String, Value)>,
+    lists: usize,
 }
 
 impl FakeReviews {
@@ -62,6 +66,24 @@ impl FakeReviews {
         (kept.token_reviews, kept.access_reviews)
     }
 
+    /// The pod of a node's agent, in the namespace of agents. It replaces the one that was there.
+    pub(crate) fn agent(&self, node: &str, address: SocketAddr) {
+        let pod = agent_pod(node, address);
+        let mut kept = self.0.lock().unwrap();
+        kept.pods.retain(|(_, pod)| pod["spec"]["nodeName"] != node);
+        kept.pods.push(("default".to_owned(), pod));
+    }
+
+    /// Any pod.
+    pub(crate) fn pod(&self, namespace: &str, pod: Value) {
+        self.0.lock().unwrap().pods.push((namespace.to_owned(), pod));
+    }
+
+    /// How often pods were listed.
+    pub(crate) fn lists(&self) -> usize {
+        self.0.lock().unwrap().lists
+    }
+
     pub(crate) fn router(&self) -> Router {
         Router::new()
             .route("/apis/authentication.k8s.io/v1/tokenreviews", post(review_token))
@@ -72,11 +94,49 @@ impl FakeReviews {
     pub(crate) async fn client(&self) -> Client {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let router = self.router();
+        let nothing = get(async || Json(json!({"items": []})));
+        let pods = Router::new()
+            .route("/api/v1/namespaces/{namespace}/pods", get(list_pods))
+            .route("/api/v1/namespaces/{namespace}/services", nothing.clone())
+            .route("/api/v1/services", nothing.clone())
+            .route("/api/v1/pods", nothing);
+        let router = self.router().merge(pods.with_state(self.clone()));
         tokio::spawn(async move { axum::serve(listener, router).await });
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         Client::try_from(Config::new(url.parse().unwrap())).unwrap()
     }
+}
+
+/// The pod of an agent that runs.
+pub(crate) fn agent_pod(node: &str, address: SocketAddr) -> Value {
+    json!({"metadata": {"name": format!("agent-{node}"), "labels": {"app.kubernetes.io/name": "nebula-cni-agent"}},
+        "spec": {"nodeName": node, "containers": [{"ports": [{"name": "api", "containerPort": address.port()}]}]},
+        "status": {"phase": "Running", "podIP": address.ip().to_string()}})
+}
+
+/// The pods that both selectors select, of which each is one condition.
+async fn list_pods(
+    State(server): State<FakeReviews>,
+    Path(namespace): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    let mut kept = server.0.lock().unwrap();
+    kept.lists += 1;
+    let query = query.unwrap_or_default();
+    let selector = |name: &str| query.split('&').find_map(|pair| pair.strip_prefix(name)).map(str::to_owned);
+    let (label, node) =
+        (selector("labelSelector=app.kubernetes.io%2Fname%3D"), selector("fieldSelector=spec.nodeName%3D"));
+    // One that is asked for by its name.
+    let name = selector("fieldSelector=metadata.name%3D");
+    let is_selected = |pod: &Value| {
+        if let Some(name) = &name {
+            return pod["metadata"]["name"] == **name;
+        }
+        label.as_ref().is_some_and(|label| pod["metadata"]["labels"]["app.kubernetes.io/name"] == **label)
+            && node.as_ref().is_none_or(|node| pod["spec"]["nodeName"] == **node)
+    };
+    let items: Vec<_> = kept.pods.iter().filter(|(of, pod)| *of == namespace && is_selected(pod)).collect();
+    Json(json!({"kind": "PodList", "items": items.iter().map(|(_, pod)| pod).collect::<Vec<_>>()})).into_response()
 }
 
 async fn review_token(State(server): State<FakeReviews>, Json(review): Json<Value>) -> Response {

@@ -3,15 +3,17 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on must fail where it stands")]
 
 mod fake_reviews;
+mod forwarded;
 mod site;
 mod unverified;
+mod why;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use nebula_cni_contract::agent_api::{
-    AUDIENCE, Finding, Findings, FlowLine, Lacking, NodeStatus, PodStates, Refused, TOKEN_HEADER,
+    AUDIENCE, Finding, Findings, FlowLine, Lacking, NodeStatus, PodStates, Refused, TOKEN_HEADER, on_node,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -23,8 +25,13 @@ use site::{Site, record};
 const VIEWER: &str = "system:serviceaccount:shop:nebula-viewer";
 const OPERATOR: &str = "system:serviceaccount:nebula-system:nebula-operator";
 
-/// Status and body of an answer.
+/// Status and body of an answer for the node `n1`.
 async fn ask(address: SocketAddr, method: &str, path: &str, token: Option<&str>) -> (u16, String) {
+    ask_at(address, method, &on_node("n1", path), token).await
+}
+
+/// The same, for the path as it is.
+async fn ask_at(address: SocketAddr, method: &str, path: &str, token: Option<&str>) -> (u16, String) {
     let mut stream = unverified::connect(address).await.unwrap();
     let token = token.map(|token| format!("{TOKEN_HEADER}: {token}\r\n")).unwrap_or_default();
     let head = format!("{method} {path} HTTP/1.1\r\nHost: x\r\n{token}Content-Length: 0\r\n\r\n");
@@ -186,10 +193,20 @@ async fn what_is_wrong_is_answered_for_all_or_for_the_pods_of_one_namespace() {
 #[tokio::test]
 async fn other_versions_paths_and_methods_are_refused_with_a_sentence() {
     let site = Site::start(&FakeReviews::default(), "n1").await;
-    for (method, path) in [("GET", "/v2/status"), ("GET", "/"), ("POST", "/v1/status"), ("GET", "/v1/upgrade/pause")] {
+    for (method, path) in [
+        ("GET", "/v2/status"),
+        ("GET", "/"),
+        ("GET", "/v1/nodes/n1/status"),
+        ("POST", "/v1/status"),
+        ("GET", "/v1/upgrade/pause"),
+    ] {
         let (status, body) = ask(site.address, method, path, None).await;
         assert_eq!(status, 404, "{method} {path}");
         assert!(body.contains("version v1 of the API"), "{body}");
+    }
+    for path in ["/v1/status", "/v1/pods?namespace=shop", "/v1/nodes/n1", "/v1/nodes/n1/"] {
+        let (status, body) = ask_at(site.address, "GET", path, None).await;
+        assert_eq!(status, 404, "without a node, nobody knows whose answer it would be: {path}: {body}");
     }
 }
 
@@ -259,8 +276,9 @@ async fn a_stream_goes_on_with_what_is_recorded_until_the_permission_is_taken_aw
     site.keep("shop", vec![record(1, "outbound", 80)]);
     let token = reviews.token(VIEWER, AUDIENCE);
     let mut stream = unverified::connect(site.address).await.unwrap();
-    let head =
-        format!("GET /v1/flows?namespace=shop&follow=true HTTP/1.1\r\nHost: x\r\n{TOKEN_HEADER}: {token}\r\n\r\n");
+    let head = format!(
+        "GET /v1/nodes/n1/flows?namespace=shop&follow=true HTTP/1.1\r\nHost: x\r\n{TOKEN_HEADER}: {token}\r\n\r\n"
+    );
     stream.write_all(head.as_bytes()).await.unwrap();
     let mut seen = String::new();
     let mut until = async |text: &str| {

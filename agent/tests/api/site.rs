@@ -47,6 +47,7 @@ impl Site {
         let api = Api::new(node.clone(), name.to_owned(), client, Arc::new(move || pods.clone()));
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
+        reviews.agent(name, address);
         tokio::spawn(serve(api, listener));
         Self { address, node, root }
     }

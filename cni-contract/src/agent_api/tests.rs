@@ -13,6 +13,7 @@ fn the_documents_of_each_release_are_read_and_keep_their_keys() {
     hold::<PodStates>(&documents, version, "agent-pods.json").unwrap();
     hold::<FlowLine>(&documents, version, "agent-flow.json").unwrap();
     hold::<Findings>(&documents, version, "agent-doctor.json").unwrap();
+    hold::<WhyFacts>(&documents, version, "agent-why.json").unwrap();
     hold::<Refused>(&documents, version, "agent-refused.json").unwrap();
 }
 

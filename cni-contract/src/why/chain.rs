@@ -22,6 +22,13 @@ pub(super) enum Verdict {
 use Verdict::{Broken, Fine, Unknown};
 
 pub(super) fn judge(facts: &Facts, link: Link) -> Verdict {
+    if facts.target == Target::Hidden {
+        // What the node of the source knows of a packet is not.
+        let is_of_packet = matches!(link, Link::Table | Link::Egress) && facts.way.is_some();
+        if !is_of_packet && !matches!(link, Link::Source | Link::SourceTunnel) {
+            return Unknown("not shown: it is in a namespace that you may not look at".to_owned());
+        }
+    }
     match link {
         Link::Source => source(facts),
         Link::Name => name(facts),
@@ -51,7 +58,7 @@ fn source(facts: &Facts) -> Verdict {
 
 fn name(facts: &Facts) -> Verdict {
     match &facts.target {
-        Target::Unknown => Unknown("the API server was not asked".to_owned()),
+        Target::Unknown | Target::Hidden => Unknown("the API server was not asked".to_owned()),
         Target::Nothing { namespace, name } => {
             Broken(Cause::TargetUnknown, format!("there is neither a pod nor a Service {namespace}/{name}"))
         }

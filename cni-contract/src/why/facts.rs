@@ -70,6 +70,8 @@ pub enum Target {
     Service(Service),
     /// An address that is neither of the two.
     Address(IpAddr),
+    /// Something in a namespace that the one who asks may not look at.
+    Hidden,
 }
 
 /// A Service, as the API server has it.
@@ -210,13 +212,35 @@ impl Facts {
         self.way = self.way.take().or(other.way);
     }
 
+    /// Leaves out what is in namespaces that the one who asks may not look at. What a packet of the source meets on its
+    /// node stays, unless the target was asked for by its name: whether there is such a name is not for everybody.
+    pub fn hide(&mut self, is_by_name: bool, may_look: impl Fn(&str) -> bool) {
+        let is_shown = match &self.target {
+            Target::Pod(Workload { namespace, .. }) | Target::Nothing { namespace, .. } => may_look(namespace),
+            Target::Service(Service { namespace, endpoint, .. }) => {
+                may_look(namespace) && endpoint.as_ref().is_none_or(|pod| may_look(&pod.namespace))
+            }
+            Target::Unknown | Target::Address(_) | Target::Hidden => true,
+        };
+        if is_shown {
+            return;
+        }
+        (self.target, self.destination_end) = (Target::Hidden, None);
+        if is_by_name {
+            self.way = None;
+            if let Some(end) = &mut self.source_end {
+                end.policy = PolicySays::Nothing;
+            }
+        }
+    }
+
     /// The pod that receives, if it is known: the target itself, or the endpoint behind a Service.
     #[must_use]
     pub fn destination(&self) -> Option<&Workload> {
         match &self.target {
             Target::Pod(pod) => Some(pod),
             Target::Service(service) => service.endpoint.as_ref(),
-            Target::Unknown | Target::Nothing { .. } | Target::Address(_) => None,
+            Target::Unknown | Target::Nothing { .. } | Target::Address(_) | Target::Hidden => None,
         }
     }
 

@@ -2,6 +2,7 @@
 //!
 //! | file | what |
 //! | --- | --- |
+//! | `question.rs` | the flow, as it is written on the command line |
 //! | `facts.rs` | what the API server and the agents of both nodes know |
 //! | `chain.rs` | what that says of each link |
 //! | `causes.rs` | the causes, and what to do |
@@ -10,10 +11,12 @@
 mod causes;
 mod chain;
 mod facts;
+mod question;
 mod report;
 #[cfg(test)]
 mod tests;
 
 pub use causes::{AtEnd, Cause, End, Link};
 pub use facts::{Facts, InTable, Listener, PodEnd, PodTunnel, PolicySays, Service, Target, Way, Workload};
-pub use report::{Report, Standing, Step};
+pub use question::{Asked, BadQuestion, Kind, Question};
+pub use report::{Document, Report, Standing, Step};

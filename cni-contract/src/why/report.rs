@@ -45,6 +45,23 @@ pub enum Standing {
     Broken,
 }
 
+/// What was found out, with what follows: the answer as JSON.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Document {
+    /// What was found out.
+    pub facts: Facts,
+    /// What follows from it.
+    pub report: Report,
+}
+
+impl Document {
+    /// With what follows.
+    #[must_use]
+    pub fn of(facts: Facts) -> Self {
+        Self { report: Report::of(&facts), facts }
+    }
+}
+
 impl Report {
     /// Looks at all links, up to the first that is broken.
     #[must_use]

@@ -317,3 +317,40 @@ fn documents_are_read_back_and_words_stay_as_they_are() {
     let words = [Cause::At(End::Destination, AtEnd::CaNotReached), Cause::NobodyListens].map(Cause::word);
     assert_eq!(words, ["destination-ca-not-reached", "nobody-listens"]);
 }
+
+#[test]
+fn of_a_namespace_that_is_not_to_be_seen_nothing_is_left_and_the_own_end_stays() {
+    let text = |facts: &Facts| serde_json::to_string(facts).unwrap() + &Report::of(facts).text();
+    for is_by_name in [true, false] {
+        let mut facts = whole();
+        facts.hide(is_by_name, |namespace| namespace == "shop");
+        let text = text(&facts);
+        for secret in ["db-0", "pay", "n2"] {
+            assert!(
+                !text.contains(&format!("\"{secret}")) && !text.contains(&format!(" {secret}")),
+                "{secret}: {text}"
+            );
+        }
+        assert!(facts.source_end.is_some() && facts.destination_end.is_none(), "{text}");
+        let report = Report::of(&facts);
+        assert!(report.cause.is_none() && !report.is_whole(), "{text}");
+        let known = report.steps.iter().filter(|step| step.standing == Standing::Fine).map(|step| step.link);
+        let of_packet = if is_by_name { &[][..] } else { &[Link::Table, Link::Egress] };
+        assert_eq!(known.collect::<Vec<_>>(), [&[Link::Source, Link::SourceTunnel], of_packet].concat());
+        let mut same = whole();
+        same.hide(is_by_name, |_| true);
+        assert_eq!(same, whole());
+        // An endpoint elsewhere, in a Service of one's own.
+        let mut facts = whole();
+        service(&mut facts).namespace = "shop".to_owned();
+        facts.hide(is_by_name, |namespace| namespace == "shop");
+        assert_eq!((&facts.target, &facts.destination_end), (&Target::Hidden, &None));
+    }
+    // What is refused by the own end is said, if a packet would meet it.
+    for (is_by_name, cause) in [(true, None), (false, Some(Cause::EgressPolicy))] {
+        let mut facts = whole();
+        end(&mut facts, End::Source).policy = PolicySays::Refuses { text: "shop/default-deny".to_owned() };
+        facts.hide(is_by_name, |namespace| namespace == "shop");
+        assert_eq!(Report::of(&facts).cause, cause);
+    }
+}

@@ -59,7 +59,7 @@ pub(super) async fn collect(
     let each = async |agent: &Agent| {
         let mut records = Vec::new();
         // More than was asked for is not what an agent answers.
-        let take = |record| records.extend(Some(record).filter(|_| records.len() < FLOWS_OF_NODE));
+        let take = |record| records.extend(Some(record).filter(|_| records.len() < FLOWS_OF_NODE as usize));
         let state = flows::all(agents, agent, &path, take).await;
         (records, state.err())
     };

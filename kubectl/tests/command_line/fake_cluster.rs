@@ -1,5 +1,5 @@
 //! A fake cluster: an API server that makes and reviews tokens, lists agents and forwards requests to them as the proxy
-//! for pods does, and the real API of each agent behind it.
+//! for their Service does, and the real API of each agent behind it.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -14,7 +14,7 @@ use futures_util::stream;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::fake_reviews::FakeReviews;
+use super::fake_reviews::{FakeReviews, agent_pod};
 use super::site::Site;
 use super::unverified;
 
@@ -42,6 +42,9 @@ struct Server {
     asked: Vec<String>,
     may_read_logs: bool,
     forwarded: Vec<String>,
+    /// How often an agent was picked, and how many of the first ones are gone.
+    picked: usize,
+    lost: usize,
     reviews: FakeReviews,
 }
 
@@ -87,6 +90,12 @@ impl FakeCluster {
 
     pub(crate) fn asked(&self) -> Vec<String> {
         self.server.lock().unwrap().asked.clone()
+    }
+
+    /// The next agents that the proxy picks are gone.
+    pub(crate) fn lose(&self, number: usize) {
+        let mut server = self.server.lock().unwrap();
+        server.lost = server.picked + number;
     }
 
     /// Heads of the requests that agents got.
@@ -145,32 +154,43 @@ async fn answer(State(server): State<Arc<Mutex<Server>>>, request: Request) -> R
         ["", "api", "v1", "namespaces", "nebula-system", "pods"] => {
             let server = server.lock().unwrap();
             let pod = |(node, address): &(String, Option<std::net::SocketAddr>)| {
-                json!({"metadata": {"name": format!("agent-{node}"), "annotations": {"x": server.planted}},
-                    "spec": {"nodeName": node, "containers": [{"name": "agent", "env": [{"value": server.planted}],
-                        "ports": [{"name": "api", "containerPort": 9478}]}]},
-                    "status": {"phase": if address.is_some() { "Running" } else { "Pending" }}})
+                let nowhere = std::net::SocketAddr::from(([192, 0, 2, 1], 9478));
+                let mut pod = agent_pod(node, address.unwrap_or(nowhere));
+                pod["status"]["phase"] = if address.is_some() { "Running" } else { "Pending" }.into();
+                pod["metadata"]["annotations"] = json!({"x": server.planted});
+                pod["spec"]["containers"][0]["name"] = "agent".into();
+                pod["spec"]["containers"][0]["env"] = json!([{"value": server.planted}]);
+                pod
             };
             let items: Vec<Value> = server.agents.iter().map(pod).collect();
             json_of(StatusCode::OK, &json!({"kind": "PodList", "items": items}))
         }
-        ["", "api", "v1", "namespaces", "nebula-system", "pods", pod, "proxy", ..] => {
+        ["", "api", "v1", "namespaces", "nebula-system", "services", service, "proxy", ..] => {
             let address = {
-                let server = server.lock().unwrap();
-                if !server.has_proxy_right {
-                    return refused(StatusCode::FORBIDDEN, "pods/proxy is forbidden");
+                let mut server = server.lock().unwrap();
+                if !server.has_proxy_right || service != "https:nebula-cni-agent-api:api" {
+                    return refused(StatusCode::FORBIDDEN, "services/proxy is forbidden");
                 }
-                let node = pod.strip_prefix("https:agent-").and_then(|pod| pod.strip_suffix(":9478")).unwrap();
-                let is_known = ["status", "pods", "flows", "upgrade"].contains(words.last().unwrap());
-                if !is_known && server.old.iter().any(|old| old == node) {
+                let known = ["status", "pods", "flows", "upgrade"];
+                if let ["v1", "nodes", node, .., last] = &words[8..]
+                    && server.old.iter().any(|old| old == node)
+                    && !known.contains(last)
+                {
                     let error = "this agent has no such path: it answers version v1 of the API, of release 0.0.9";
                     return json_of(StatusCode::NOT_FOUND, &json!({"error": error}));
                 }
-                server.agents.iter().find(|(known, _)| known == node).and_then(|(_, address)| *address)
+                // The real one picks any.
+                server.picked += 1;
+                if server.picked <= server.lost {
+                    return refused(
+                        StatusCode::SERVICE_UNAVAILABLE,
+                        "error trying to reach service: dial tcp: refused",
+                    );
+                }
+                let running: Vec<_> = server.agents.iter().filter_map(|(_, address)| *address).collect();
+                running[server.picked % running.len()]
             };
-            match address {
-                Some(address) => forward(&server, address, request).await,
-                None => refused(StatusCode::SERVICE_UNAVAILABLE, "no endpoints"),
-            }
+            forward(&server, address, request).await
         }
         ["", "api", "v1", "namespaces", "nebula-system", "pods", _, "log"] => {
             let server = server.lock().unwrap();

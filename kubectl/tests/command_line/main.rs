@@ -20,7 +20,8 @@ use std::process::Stdio;
 use nebula_agent::readiness::{Part, Standing};
 use nebula_cni_contract::agent_api::{Finding, NodeStatus, PodState};
 use nebula_cni_contract::flow_records::FlowRecord;
-use serde_json::Value;
+use nebula_cni_contract::why::{Document, PodEnd};
+use serde_json::{Value, json};
 
 use fake_cluster::{FakeCluster, OWN_SECRET};
 use site::{now_ms, record};
@@ -141,6 +142,8 @@ async fn an_operator_pauses_the_nodes_that_are_named() {
     assert!(taken.join().unwrap().contains("pause"));
     assert!(out.lines().count() == 2 && out.lines().nth(1).unwrap().starts_with("n2 "), "{out}");
     assert!(code == 1 && notes.contains("n9: no agent of Nebula is on such a node"), "{notes}");
+    // What did not arrive is sent to another agent.
+    cluster.lose(3);
     let (code, out, _) = cluster.run(&["upgrade", "status", "-o", "json"]).await;
     assert_eq!((code, out.lines().count()), (0, 2), "{out}");
 }
@@ -362,4 +365,40 @@ async fn a_bundle_of_somebody_with_few_rights_says_what_is_missing() {
         .unwrap();
     let found = String::from_utf8(listed.stdout).unwrap();
     assert!(found.contains("shop/old") && !found.contains("\"about\":\"node\""), "{found}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn why_asks_the_agents_of_both_nodes_and_shows_a_team_its_own_end() {
+    let cluster = cluster(false).await;
+    for (namespace, name, node, address) in
+        [("shop", "web", "n1", "10.244.0.7"), ("shop", "db", "n2", "10.244.1.7"), ("pay", "db", "n2", "10.244.1.8")]
+    {
+        let pod = json!({"metadata": {"namespace": namespace, "name": name}, "spec": {"nodeName": node, "containers": []},
+            "status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}});
+        cluster.reviews.pod(namespace, pod);
+    }
+    let (code, out, notes) = cluster.run(&["why", "shop/web", "shop/db:80", "-o", "json"]).await;
+    assert_eq!((code, notes.as_str()), (1, ""), "nothing is prepared on these nodes, so not all is known: {out}");
+    let document: Document = serde_json::from_str(&out).unwrap();
+    let node = |end: Option<PodEnd>| end.unwrap().node;
+    assert_eq!(node(document.facts.source_end), "n1");
+    assert_eq!(node(document.facts.destination_end), "n2");
+    let (_, out, _) = cluster.run(&["why", "shop/web", "shop/db:80"]).await;
+    assert!(out.lines().any(|line| line.starts_with("ok") && line.ends_with("pod shop/web runs on node n1")), "{out}");
+    let (code, out, notes) = cluster.run(&["why", "shop/web", "pay/db:80"]).await;
+    assert!(code == 1 && out.contains("not shown") && !out.contains("10.244.1.8"), "{out}");
+    assert!(
+        notes.contains("may not get pods.nebula-cni in namespace pay") && notes.contains("rolebinding -n pay"),
+        "{notes}"
+    );
+    let (code, out, notes) = cluster.run(&["why", "-A", "shop/web", "pay/db:80"]).await;
+    assert!(code == 1 && out.contains("10.244.1.8") && notes.is_empty(), "{out}{notes}");
+    let (code, out, notes) = cluster.run(&["why", "shop/web", "shop/gone:80"]).await;
+    assert_eq!((code, notes.as_str()), (79, ""), "{out}");
+    assert!(out.contains("target-unknown: "), "{out}");
+    let (code, _, notes) =
+        cluster.run(&["why", "-n", "shop", "--service-account", "shop/nebula-viewer", "pay/db", "shop/web"]).await;
+    assert!(code == 1 && notes.contains("rolebinding -n pay nebula-viewer"), "{notes}");
+    let (code, _, notes) = cluster.run(&["why", "web", "shop/db"]).await;
+    assert!(code == 64 && notes.contains("is no end of a flow"), "{notes}");
 }

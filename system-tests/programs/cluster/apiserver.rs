@@ -103,7 +103,7 @@ impl ApiServer {
         let authority = self.folder.path().join("pki/ca.crt");
         let config = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "c",
-            "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+            "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u", "namespace": namespace}}],
             "clusters": [{"name": "k", "cluster": {"server": "https://127.0.0.1:16443", "certificate-authority": authority}}],
             "users": [{"name": "u", "user": {"token": token}}],
         });

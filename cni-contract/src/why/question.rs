@@ -2,8 +2,15 @@
 
 use std::net::IpAddr;
 
-use super::WhyError;
-use crate::cluster::api::is_name;
+use crate::agent_api::is_name;
+
+/// A text that is no end of a flow.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?} is no end of a flow: expected NAMESPACE/NAME for a pod, and for what it sends to NAMESPACE/NAME, \
+     NAME.NAMESPACE.svc or an address, with :PORT or :PORT/udp after it"
+)]
+pub struct BadQuestion(pub String);
 
 /// A flow from a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,9 +58,9 @@ impl Question {
     ///
     /// # Errors
     /// Refuses everything else.
-    pub fn parse(source: &str, target: &str) -> Result<Self, WhyError> {
-        let (namespace, name) = full_name(source).ok_or_else(|| WhyError::Malformed(source.to_owned()))?;
-        let (target, protocol, port) = destination(target).ok_or_else(|| WhyError::Malformed(target.to_owned()))?;
+    pub fn parse(source: &str, target: &str) -> Result<Self, BadQuestion> {
+        let (namespace, name) = full_name(source).ok_or_else(|| BadQuestion(source.to_owned()))?;
+        let (target, protocol, port) = destination(target).ok_or_else(|| BadQuestion(target.to_owned()))?;
         Ok(Self { namespace, name, target, protocol, port })
     }
 }
@@ -116,6 +123,6 @@ fn icmp(address: Option<IpAddr>) -> u8 {
 
 const ICMP: u8 = 1;
 const TCP: u8 = 6;
-pub(super) const UDP: u8 = 17;
+const UDP: u8 = 17;
 const ICMPV6: u8 = 58;
 const SCTP: u8 = 132;
