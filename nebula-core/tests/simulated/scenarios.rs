@@ -34,7 +34,7 @@ fn scenarios() -> BTreeMap<String, (String, Vec<String>)> {
 fn tests(text: &str) -> impl Iterator<Item = &str> {
     // Those of tokio may say how many threads they need.
     let after = |end| text.split(end).skip(1);
-    let all = after("test]\n").chain(after("worker_threads = 2)]\n"));
+    let all = after("test]\n").chain(after("worker_threads = 2)]\n")).chain(after("\"multi_thread\")]\n"));
     all.filter_map(|test| Some(test.split_once("fn ")?.1.split_once('(')?.0))
 }
 
