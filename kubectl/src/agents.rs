@@ -115,8 +115,18 @@ impl<'a> Agents<'a> {
             return Err(ToolError::NoAgents { namespace: place.system_namespace.clone() });
         }
         let account = Account::choose(place, cluster.namespace.as_deref(), role);
-        let token = Mutex::new((account.token(cluster).await?, SystemClock.now()));
-        Ok(Self { cluster, account, token, all })
+        let (account, token) = match account.token(cluster).await {
+            Ok(token) => (account, token),
+            // Who may look at all namespaces needs no account in each of them.
+            Err(error) => match account.wider(place) {
+                Some(wider) => {
+                    let token = wider.token(cluster).await.map_err(|_| error)?;
+                    (wider, token)
+                }
+                None => return Err(error.into()),
+            },
+        };
+        Ok(Self { cluster, account, token: Mutex::new((token, SystemClock.now())), all })
     }
 
     /// A token that is good for some more minutes.

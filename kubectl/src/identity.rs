@@ -55,6 +55,13 @@ impl Account {
         Self { namespace: own.unwrap_or(&place.system_namespace).to_owned(), name: name.to_owned() }
     }
 
+    /// The account that looks at all namespaces, if this one looks at a single one and was not asked for.
+    #[must_use]
+    pub fn wider(&self, place: &Place) -> Option<Self> {
+        let wider = Self::choose(place, None, Role::Viewer);
+        (place.service_account.is_none() && self.name == wider.name && *self != wider).then_some(wider)
+    }
+
     /// Asks the API server for a token.
     ///
     /// # Errors
@@ -104,6 +111,14 @@ mod tests {
         assert_eq!(chosen(&[], Some("shop"), Role::ClusterViewer), "nebula-system/nebula-viewer");
         assert_eq!(chosen(&["--system-namespace", "n"], Some("shop"), Role::Operator), "n/nebula-operator");
         assert_eq!(chosen(&["--service-account", "a/b"], Some("shop"), Role::Viewer), "a/b");
+        let wider = |arguments: &[&str], namespace: Option<&str>, role: Role| {
+            let cli = Cli::try_parse_from([&["x", "pods"], arguments].concat()).unwrap();
+            Account::choose(&cli.place, namespace, role).wider(&cli.place).map(|account| account.namespace)
+        };
+        assert_eq!(wider(&[], Some("shop"), Role::Viewer).as_deref(), Some("nebula-system"));
+        assert_eq!(wider(&[], None, Role::Viewer), None);
+        assert_eq!(wider(&[], Some("shop"), Role::Operator), None);
+        assert_eq!(wider(&["--service-account", "shop/nebula-viewer"], Some("shop"), Role::Viewer), None);
         for bad in ["a", "a/", "/b", "a/b/c", "A/b", "../b"] {
             assert_eq!(bad.parse::<Account>(), Err(NoAccount), "{bad}");
         }

@@ -83,7 +83,10 @@ async fn what_rbac_forbids_is_said_with_the_command_that_gives_it() {
         ),
         (&["status", "--service-account", "shop/nebula-viewer"], "may not get nodes.nebula-cni in the whole cluster"),
         (&["upgrade", "pause", "--service-account", "shop/nebula-viewer"], "--clusterrole=nebula-operator"),
-        (&["pods", "-n", "pay"], "kubectl create serviceaccount -n pay nebula-viewer"),
+        (
+            &["pods", "-n", "pay", "--service-account", "pay/nebula-viewer"],
+            "kubectl create serviceaccount -n pay nebula-viewer",
+        ),
         (&["pods", "-n", "../x"], "is no name of a namespace"),
     ] {
         let (code, _, notes) = cluster.run(arguments).await;
@@ -92,6 +95,19 @@ async fn what_rbac_forbids_is_said_with_the_command_that_gives_it() {
     cluster.has_proxy_right(false);
     let (code, _, notes) = cluster.run(&["pods"]).await;
     assert!(code == 1 && notes.contains("--role=nebula-kubectl"), "{notes}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_namespace_without_an_account_is_shown_to_those_who_may_look_at_all_and_to_no_others() {
+    let everywhere = cluster(false).await;
+    everywhere.agents[1].attach("pay", "db", &hostile("waiting"));
+    let (code, out, notes) = everywhere.run(&["pods", "-n", "pay"]).await;
+    assert!(code == 79 && out.contains("pay/db") && !out.contains("shop/") && notes.is_empty(), "{out}{notes}");
+
+    let team = FakeCluster::start(false).await;
+    team.account("shop/nebula-viewer");
+    let (code, _, notes) = team.run(&["pods", "-n", "pay"]).await;
+    assert!(code == 1 && notes.contains("kubectl create serviceaccount -n pay nebula-viewer"), "{notes}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -99,11 +99,11 @@ impl Site {
         let selector = if is_away { json!("yes") } else { Value::Null };
         let patch = json!({"spec": {"template": {"spec": {"nodeSelector": {"nebula-test/away": selector}}}}});
         self.town.nodes.kubectl(&["patch", "-n", NAMESPACE, object, "-p", &patch.to_string()]);
+        // All of them at once; and a pod that waits for a node may be in the way of its successor.
+        let name = object.split_once('/').expect("a kind and a name").1;
+        let label = format!("app.kubernetes.io/name={name}");
+        self.town.nodes.kubectl(&["delete", "pod", "-n", NAMESPACE, "-l", &label, "--wait=false"]);
         if !is_away {
-            // The pod that waits for a node may be in the way of its successor.
-            let name = object.split_once('/').expect("a kind and a name").1;
-            let label = format!("app.kubernetes.io/name={name}");
-            self.town.nodes.kubectl(&["delete", "pod", "-n", NAMESPACE, "-l", &label, "--wait=false"]);
             self.town.nodes.wait_for_rollout(NAMESPACE, object, NAMED_WITHIN);
         }
     }

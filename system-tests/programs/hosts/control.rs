@@ -262,8 +262,8 @@ fn hostile_clients_cost_neither_others_nor_the_daemon_its_answers() {
     let mut long = UnixStream::connect(&path).unwrap();
     let _ = long.write_all(&vec![b'x'; 1 << 16]);
     for socket in ["client", "whois"] {
-        // Answered while silent clients were still waited for: a daemon that serves others after them only has ended all
-        // of them by then. Each round has the daemon's two seconds, which a busy machine may need for something else.
+        // The answer comes while the daemon still waits for silent clients: one that serves others after them has ended
+        // all of them by then. A busy machine may need the daemon's two seconds for something else: hence the rounds.
         let before_they_are_left = (0..5).any(|_| {
             let silent: Vec<_> = (0..60).map(|_| UnixStream::connect(pair.socket(socket)).unwrap()).collect();
             let answer = pair.json(socket, &["whois", "10.42.0.1"]);

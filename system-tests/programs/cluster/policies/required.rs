@@ -1,5 +1,5 @@
-//! `policy.required` and `policy.condition` in a real two-node cluster, by the chart and Helm. Nothing limits the tokens of
-//! agents before Kubernetes 1.30, so the chart is given `agent.acceptUnrestrictedToken`.
+//! `policy.required` and `policy.condition` in a real two-node cluster, by the chart and Helm. Nothing limits the
+//! tokens of agents before Kubernetes 1.30, so the chart is given `agent.acceptUnrestrictedToken`.
 
 use std::time::Duration;
 
