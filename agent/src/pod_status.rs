@@ -173,6 +173,10 @@ fn ask(host: &HostRoot, network: &str, record: &Record) -> PodState {
         .and_then(|bytes| serde_json::from_slice(&bytes).map_err(io::Error::from));
     let (status, problem) = match answer {
         Ok(status) => (status, None),
+        // The system says of a deadline that something is temporarily unavailable.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            (Value::Null, Some("its instance does not answer in time".to_owned()))
+        }
         Err(error) => (Value::Null, Some(error.to_string())),
     };
     let pod = &record.target.pod;
@@ -253,6 +257,9 @@ mod tests {
         fs::write(network.join("b.json"), record("gone", &dir.path().join("none")).to_string()).unwrap();
         fs::write(network.join("c.json"), "{").unwrap();
         fs::write(network.join("d-eth0.json"), r#"{"version":2}"#).unwrap();
+        let hung = dir.path().join("hung");
+        fs::write(network.join("e.json"), record("hung", &hung).to_string()).unwrap();
+        let _nobody_accepts = UnixListener::bind(&hung).unwrap();
         let listener = UnixListener::bind(&socket).unwrap();
         let instance = thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
@@ -261,8 +268,9 @@ mod tests {
         let pods = of_node(&HostRoot::default(), &state_dir).unwrap();
         instance.join().unwrap();
         let names: Vec<&str> = pods.iter().map(|pod| pod.pod.as_str()).collect();
-        assert_eq!(names, ["d-eth0", "shop/gone", "shop/web"]);
+        assert_eq!(names, ["d-eth0", "shop/gone", "shop/hung", "shop/web"]);
         assert!(pods[0].problem.as_ref().unwrap().contains("by a newer program"), "{pods:?}");
-        assert!(pods[1].problem.is_some() && pods[2].status["trouble"]["lost_peers"].is_array());
+        assert!(pods[1].problem.is_some() && pods[3].status["trouble"]["lost_peers"].is_array());
+        assert_eq!(pods[2].problem.as_deref(), Some("its instance does not answer in time"));
     }
 }
