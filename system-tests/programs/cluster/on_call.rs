@@ -77,6 +77,13 @@ impl Site {
         within(&network, move || TcpStream::connect_timeout(&target, Duration::from_millis(500)).is_ok())
     }
 
+    /// Has something listen at [`PORT`] of `db`.
+    fn listen(&self) {
+        let network = self.town.nodes.pod_networks()["shop/db"].clone();
+        let listening = within(&network, || TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).expect("a port"));
+        self.listener.replace(Some(listening));
+    }
+
     fn ask(&self, command: &[impl AsRef<std::ffi::OsStr>]) -> String {
         let mut asked = self.town.nodes.tool("run");
         asked.arg(binary("kubectl-nebula")).args(command);
@@ -155,7 +162,7 @@ impl Site {
                 "spec": {"selector": {"app": "nobody"}, "ports": [{"port": 80}]}})),
             ("why", "nobody-listens") => {
                 drop(self.listener.take());
-                Box::new(|| ())
+                Box::new(|| self.listen())
             }
             ("why", "peer-silent") => {
                 let rule = |verb: &str| format!("iptables -w -{verb} INPUT -p udp --dport 1024: -j DROP");
@@ -204,9 +211,7 @@ fn each_command_of_the_on_call_page_names_what_its_row_is_about() {
     let rows = rows();
     assert!(rows.len() >= 12, "{} rows", rows.len());
     let site = Site::new();
-    let network = site.town.nodes.pod_networks()["shop/db"].clone();
-    let listening = within(&network, || TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).expect("a port"));
-    site.listener.replace(Some(listening));
+    site.listen();
     for row in &rows {
         site.try_row(row);
     }
