@@ -189,7 +189,7 @@ pub enum UpgradeVerb {
         /// Only of these nodes; default: all
         nodes: Vec<String>,
     },
-    /// Go on; instances that did not keep the program get it once more, beginning with a canary
+    /// Go on; instances that did not keep the program get it again, beginning with a canary
     Resume {
         /// Only of these nodes; default: all
         nodes: Vec<String>,

@@ -32,7 +32,7 @@ impl Announced {
         match version {
             Some(found) if found > FORMAT => Err(format!(
                 "it was written by a newer program (format {found}, this one knows {FORMAT}): install that release again, or \
-                 enrol once more with this one"
+                 enrol again with this one"
             )),
             _ => serde_json::from_str(text).map_err(|error| error.to_string()),
         }

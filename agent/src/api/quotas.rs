@@ -40,7 +40,7 @@ impl<S: Copy + Eq + Hash> Quotas<S> {
         if is_known { self.known.take(now) } else { self.strangers.take(now) }
     }
 
-    /// Whether the API server may be asked at `now` once more about a token that it accepted a while ago, wherever it
+    /// Whether the API server may be asked again at `now` about a token that it accepted a while ago, wherever it
     /// comes from.
     pub(super) fn take_again(&mut self, now: Instant) -> bool {
         self.again.take(now)

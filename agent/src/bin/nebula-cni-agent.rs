@@ -133,7 +133,7 @@ enum UpgradeVerb {
         #[command(flatten)]
         config: ConfigFile,
     },
-    /// Go on; instances that did not keep the program get it once more, beginning with a canary
+    /// Go on; instances that did not keep the program get it again, beginning with a canary
     Resume {
         #[command(flatten)]
         config: ConfigFile,

@@ -224,7 +224,7 @@ async fn a_full_disk_ends_nothing_and_what_was_kept_before_stays() {
             (id, failures) = (id + 500, 0);
         } else {
             failures += 1;
-            // What was not committed is asked for once more.
+            // What was not committed is asked for again.
             id = kept(folder.path(), "web").len() as u64;
             tokio::time::sleep(Duration::from_millis(1100)).await;
         }

@@ -166,7 +166,7 @@ impl Writer {
         }
     }
 
-    /// Commits what was kept. What cannot be is asked for once more, from where the file says.
+    /// Commits what was kept. What cannot be committed is asked for again, from the number that the file has.
     fn commit(&mut self) {
         self.committed = SystemClock.now();
         if let Some(Err(error)) = self.store.as_mut().map(Store::commit) {

@@ -136,9 +136,9 @@ impl Report {
     }
 }
 
-/// So many policies are named in a status.
+/// Number of policies that a status names.
 const NAMED: usize = 8;
-/// So many lines are logged at once: who writes policies chooses how many are wrong.
+/// Number of lines that are logged at once: users who write policies choose how many are wrong.
 const MAX_LOGGED: usize = 20;
 
 #[cfg(test)]

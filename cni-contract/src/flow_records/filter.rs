@@ -204,8 +204,8 @@ impl Filter {
 }
 
 impl FlowEnd {
-    /// Whether it is this pod (`namespace/name`), by what is known of it or by the name that certificates of pods have
-    /// unless the CA is told otherwise; or has this name in its certificate.
+    /// Whether it is this pod (`namespace/name`), by what is known of it or by the CA's default for names of pods; or
+    /// has this name in its certificate.
     #[must_use]
     pub fn is_pod(&self, text: &str) -> bool {
         let of_certificate = text.split_once('/').map(|(namespace, name)| format!("{name}.{namespace}.pod"));

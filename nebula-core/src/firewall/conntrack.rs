@@ -167,7 +167,7 @@ impl Conntrack {
         now.saturating_duration_since(self.start).as_millis() as u64
     }
 
-    /// The moment that is so many milliseconds after the start.
+    /// The moment this number of milliseconds after the start.
     pub(crate) fn instant(&self, millis: u64) -> Instant {
         self.start + Duration::from_millis(millis)
     }

@@ -90,17 +90,6 @@ impl Site {
         text(&asked.output().expect("it runs"))
     }
 
-    fn on(&self, node: u8, script: &str) {
-        let done = self.town.nodes.on(node, &["sh", "-c", script]);
-        assert!(done.status.success(), "{script}: {}", text(&done));
-    }
-
-    /// The process of a pod's instance, as its node numbers it.
-    fn pid(&self, node: u8, pod: &str) -> u64 {
-        let status = self.town.statuses(node).into_iter().find(|status| status["pod"] == pod).expect("its instance");
-        status["pid"].as_u64().expect("a number")
-    }
-
     /// With a node that nobody has, its pods do not come back.
     fn keep_away(&self, object: &str, is_away: bool) {
         let selector = if is_away { json!("yes") } else { Value::Null };
@@ -138,22 +127,22 @@ impl Site {
                 Box::new(move || self.keep_away(object, false))
             }
             ("status", "no answer") => {
-                self.on(2, "kill -STOP $(pgrep -o -f 'nebula-cni-agent run')");
+                self.town.nodes.shell(2, "kill -STOP $(pgrep -o -f 'nebula-cni-agent run')");
                 // Its kubelet may have ended it meanwhile.
-                Box::new(|| self.on(2, "kill -CONT $(pgrep -o -f 'nebula-cni-agent run') || :"))
+                Box::new(|| self.town.nodes.shell(2, "kill -CONT $(pgrep -o -f 'nebula-cni-agent run') || :"))
             }
             ("status", "chain") => {
-                self.on(2, "mkdir /run/away; for f in /etc/cni/net.d/*; do case $f in *nebula*) ;; *) mv $f /run/away;; esac; done");
-                Box::new(|| self.on(2, "mv /run/away/* /etc/cni/net.d/"))
+                self.town.nodes.shell(2, "mkdir /run/away; for f in /etc/cni/net.d/*; do case $f in *nebula*) ;; *) mv $f /run/away;; esac; done");
+                Box::new(|| self.town.nodes.shell(2, "mv /run/away/* /etc/cni/net.d/"))
             }
             ("status", "policies") => self.with(json!({
                 "apiVersion": "policy.networking.k8s.io/v1alpha2", "kind": "ClusterNetworkPolicy", "metadata": {"name": "names"},
                 "spec": {"tier": "Admin", "priority": 7, "subject": {"namespaces": {}}, "egress": [
                     {"name": "out", "action": "Accept", "to": [{"domainNames": ["example.org"]}]}]}})),
             ("pods", _) => {
-                let pid = self.pid(2, "shop/db");
-                self.on(2, &format!("kill -STOP {pid}"));
-                Box::new(move || self.on(2, &format!("kill -CONT {pid}")))
+                let pid = self.town.instance_pid(2, "shop/db");
+                self.town.nodes.shell(2, &format!("kill -STOP {pid}"));
+                Box::new(move || self.town.nodes.shell(2, &format!("kill -CONT {pid}")))
             }
             ("flows", _) | ("why", "ingress-policy") => self.with(closed("Ingress")),
             ("why", "egress-policy") => self.with(closed("Egress")),
@@ -166,10 +155,10 @@ impl Site {
             }
             ("why", "peer-silent") => {
                 let rule = |verb: &str| format!("iptables -w -{verb} INPUT -p udp --dport 1024: -j DROP");
-                self.on(2, &rule("A"));
+                self.town.nodes.shell(2, &rule("A"));
                 // Its next instance has no tunnel.
-                self.on(1, &format!("kill -KILL {}", self.pid(1, "shop/web")));
-                Box::new(move || self.on(2, &rule("D")))
+                self.town.nodes.shell(1, &format!("kill -KILL {}", self.town.instance_pid(1, "shop/web")));
+                Box::new(move || self.town.nodes.shell(2, &rule("D")))
             }
             ("upgrade", _) => {
                 self.ask(&["upgrade", "pause"]);

@@ -131,6 +131,12 @@ impl Nodes {
         self.tool("node").arg(node.to_string()).args(words).output().expect("a command on a node runs")
     }
 
+    /// Runs a script on a node; it must succeed.
+    pub fn shell(&self, node: u8, script: &str) {
+        let done = self.on(node, &["sh", "-c", script]);
+        assert!(done.status.success(), "{script}: {}", text(&done));
+    }
+
     /// Waits until `done` holds, at most `limit`; returns how long it took.
     pub fn until(&self, what: &str, limit: Duration, mut done: impl FnMut() -> bool) -> Duration {
         let start = Instant::now();

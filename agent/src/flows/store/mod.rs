@@ -331,7 +331,7 @@ impl Store {
         })
     }
 
-    /// Lets records of the pods that have most give way, about so many, if too many pages are in use.
+    /// Evicts about `most` records, of the pods that have the most, while more pages are in use than the bound allows.
     fn make_room(&mut self, most: u64) -> Result<(), StoreError> {
         let mut left = most;
         while left > 0 && self.pages()? > self.bound.pages() {

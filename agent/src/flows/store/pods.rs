@@ -115,7 +115,7 @@ impl Pods {
         lost: u64,
     ) -> Result<u64, StoreError> {
         let Some(pod) = self.by_id.get_mut(&id) else { return Ok(0) };
-        // A smaller number is that of a process that began anew.
+        // A new process counts from 0, so a smaller number is all of its own.
         let new = if lost >= pod.lost_now { lost - pod.lost_now } else { lost };
         if (pod.next, pod.lost_now) == (next, lost) {
             return Ok(0);
@@ -138,7 +138,7 @@ impl Pods {
         flow.wrapping_sub(self.by_id.get(&id).map_or(0, |pod| pod.first_flow))
     }
 
-    /// There are so many records more.
+    /// Adds `change` to the number of records.
     pub(super) fn changed_by(&mut self, id: i64, change: i64) {
         if let Some(pod) = self.by_id.get_mut(&id) {
             pod.rows = pod.rows.saturating_add_signed(change);
@@ -169,14 +169,14 @@ impl Pods {
         self.by_id.get(&id).and_then(|pod| pod.given_way).is_some_and(|last| flow <= last)
     }
 
-    /// There are so many bytes of words more.
+    /// Adds to the bytes of words in use.
     pub(super) fn spoke(&mut self, id: i64, bytes: u64) {
         if let Some(pod) = self.by_id.get_mut(&id) {
             pod.words += bytes;
         }
     }
 
-    /// So many bytes of its words are in use, and no others are left.
+    /// Sets the bytes of its words that are in use, after the others were deleted.
     pub(super) fn swept(&mut self, id: i64, bytes: u64) {
         if let Some(pod) = self.by_id.get_mut(&id) {
             (pod.words, pod.swept) = (bytes, bytes);

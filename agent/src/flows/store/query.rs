@@ -300,5 +300,5 @@ const KIND: &str = "{\"event\"";
 const SERVICE: &str = "{\"service\"";
 /// Between two looks at the clock.
 const OPERATIONS: i32 = 10_000;
-/// One of so many records is few.
+/// A condition is selective if at most one of this number of records meets it.
 const FEW: i64 = 16;

@@ -195,6 +195,12 @@ impl Town {
         sockets.lines().filter_map(|path| answer_at(Path::new(&format!("{root}{path}"))).ok()).collect()
     }
 
+    /// The process of a pod's instance, as its node numbers it.
+    pub(crate) fn instance_pid(&self, node: u8, pod: &str) -> u64 {
+        let status = self.statuses(node).into_iter().find(|status| status["pod"] == pod).expect("its instance");
+        status["pid"].as_u64().expect("a number")
+    }
+
     /// Names in the certificates of a pod's peers.
     pub(super) fn peers(&self, namespace: &str, name: &str) -> BTreeSet<String> {
         let pod = format!("{namespace}/{name}");

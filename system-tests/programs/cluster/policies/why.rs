@@ -56,12 +56,6 @@ impl Site {
             within(self.grid.network(FROM), move || TcpStream::connect_timeout(&address, Duration::from_millis(500)));
     }
 
-    /// The process of a pod's instance, as its node numbers it.
-    fn pid(&self, node: u8, pod: &str) -> u64 {
-        let status = self.town.statuses(node).into_iter().find(|status| status["pod"] == pod).expect("its instance");
-        status["pid"].as_u64().expect("a number")
-    }
-
     /// Sends, so that there is something to be seen, and asks until this is the cause; `None`: nothing is broken.
     fn expect(&self, what: &str, (from, to): (&str, &str), cause: Option<&str>) {
         let began = Instant::now();
@@ -86,11 +80,6 @@ impl Site {
         self.expect(what, flow, Some(cause));
         let path = self.town.nodes.folder.path().join("broken.json").display().to_string();
         self.town.nodes.kubectl(&["delete", "-f", &path, "--wait=false"]);
-    }
-
-    fn on(&self, node: u8, script: &str) {
-        let done = self.town.nodes.on(node, &["sh", "-c", script]);
-        assert!(done.status.success(), "{script}: {}", text(&done));
     }
 }
 
@@ -149,18 +138,18 @@ fn why_names_what_is_broken_and_nothing_else() {
     drop(listener);
 
     // An instance that stands still, and a network between the nodes that takes no UDP.
-    let pid = site.pid(1, "y/a");
-    site.on(1, &format!("kill -STOP {pid}"));
+    let pid = site.town.instance_pid(1, "y/a");
+    site.town.nodes.shell(1, &format!("kill -STOP {pid}"));
     site.expect("the instance stands still", usual, Some("destination-instance-silent"));
-    site.on(1, &format!("kill -CONT {pid}"));
+    site.town.nodes.shell(1, &format!("kill -CONT {pid}"));
     site.expect("it goes on", usual, None);
     for (node, chain, cause) in [(1, "INPUT", "peer-silent"), (2, "OUTPUT", "cannot-send")] {
         let rule = |verb: &str| format!("iptables -w -{verb} {chain} -p udp --dport 1024: -j DROP");
-        site.on(node, &rule("A"));
+        site.town.nodes.shell(node, &rule("A"));
         // Its next instance has no tunnel.
-        site.on(2, &format!("kill -KILL {}", site.pid(2, "x/a")));
+        site.town.nodes.shell(2, &format!("kill -KILL {}", site.town.instance_pid(2, "x/a")));
         site.expect("UDP does not pass between the nodes", usual, Some(cause));
-        site.on(node, &rule("D"));
+        site.town.nodes.shell(node, &rule("D"));
         site.expect("all is well again", usual, None);
     }
 }
