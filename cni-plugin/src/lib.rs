@@ -8,6 +8,7 @@ pub mod enrolment;
 pub mod fuzzing;
 pub mod host;
 pub mod link;
+pub mod primary;
 pub mod programs;
 pub mod reply;
 pub mod request;

@@ -77,6 +77,8 @@ pub mod code {
     pub const HOST_ROUTE: u32 = 113;
     /// The pod's certificate is no longer valid.
     pub const CERTIFICATE_EXPIRED: u32 = 112;
+    /// All addresses of a range are taken.
+    pub const NO_ADDRESS: u32 = 122;
 }
 
 /// An error, which runtimes show to users as `msg; details`.
@@ -102,6 +104,13 @@ impl Error {
     pub fn details(mut self, details: impl Into<String>) -> Self {
         self.details = details.into();
         self
+    }
+
+    /// Adds that undoing what had been done failed, too.
+    #[must_use]
+    pub fn also(self, undo: &Self) -> Self {
+        let details = [self.details.as_str(), &format!("and undoing it failed: {undo}")].join("; ");
+        self.details(details.trim_start_matches("; "))
     }
 
     /// The error object for stdout. `version` is that of the request.

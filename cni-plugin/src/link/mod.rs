@@ -9,5 +9,8 @@ pub mod clear_policy;
 pub mod guard;
 pub mod host_route;
 mod ip;
+pub mod masquerade;
+pub mod own_source;
 pub mod pod_link;
 pub mod service_choice;
+pub mod veth;

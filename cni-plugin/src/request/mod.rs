@@ -129,6 +129,12 @@ impl NetworkConfig {
         Ok(if value == Value::Null { None } else { Some(value) })
     }
 
+    /// All of it, as a delegated plugin gets it.
+    pub(crate) fn to_json(&self) -> String {
+        // Raw values and names can always be written.
+        serde_json::to_string(&self.fields).unwrap_or_default()
+    }
+
     /// The result of the previous plugin in the chain.
     ///
     /// # Errors

@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 
 use crate::attachment::room::Users;
 use crate::enrolment::Enrolment;
+use crate::primary::{self, settings::Primary};
 use crate::programs::INSTANCE;
 use crate::reply::{Error, code};
 use crate::request::checked::{hint, prefixes, refuse_other_keys, refused};
@@ -75,6 +76,7 @@ impl Settings {
     pub fn read(config: &NetworkConfig) -> Result<Self, Error> {
         let keys = Keys { config };
         keys.are_known()?;
+        Primary::read(config)?;
         let overlay = keys.overlay()?;
         let settings = Self {
             supervisor: keys.supervisor()?,
@@ -130,7 +132,9 @@ struct Keys<'a> {
 
 impl Keys<'_> {
     fn are_known(&self) -> Result<(), Error> {
-        let is_known = |key: &&str| OURS.contains(key) || OF_CNI.contains(key) || is_of_somebody(key);
+        let is_known = |key: &&str| {
+            OURS.contains(key) || primary::settings::KEYS.contains(key) || OF_CNI.contains(key) || is_of_somebody(key)
+        };
         let Some(key) = self.config.keys().find(|key| !is_known(key)) else { return Ok(()) };
         let value = self.config.value(key)?.unwrap_or_default();
         let expected = format!("{}only the keys {} in the entry", hint(key, &OURS), OURS.join(", "));

@@ -25,6 +25,8 @@ use crate::host::Host;
 use crate::link::capture::PodCapture;
 use crate::link::capture_guard::{CaptureGuard, Terms};
 use crate::link::guard::{self, Guard, Tunnel};
+use crate::primary::network;
+use crate::primary::settings::{Primary, is_primary};
 use crate::programs;
 use crate::reply::{Error, code};
 use crate::request::checked::prefix;
@@ -43,15 +45,35 @@ use crate::verb::node_token::NodeToken;
 /// # Errors
 /// Everything has been undone when an error is returned; if that failed too, the record stays for DEL.
 pub fn run(request: &Attach, host: &Host<'_>) -> Result<String, Error> {
-    let settings = Settings::read(&request.config)?;
-    let prev_result = required_prev_result(&request.config)?;
+    let Some(primary) = Primary::read(&request.config)? else {
+        let settings = Settings::read(&request.config)?;
+        return chained(request, &settings, &required_prev_result(&request.config)?, host);
+    };
+    if request.config.prev_result()?.is_some() {
+        return Err(Error::new(code::CONFIG, "there is a prevResult, and this entry has \"primary\": true")
+            .details("put it before all other plugins of the list, or leave \"primary\" out"));
+    }
+    let settings = primary.has_tunnels.then(|| Settings::read(&request.config)).transpose()?;
+    let made = network::add(request, &primary, host)?;
+    let Some(settings) = settings else { return Ok(made.result.as_output(&request.config.version)) };
+    chained(request, &settings, &made.result, host).map_err(|error| match made.is_new {
+        true => match network::remove(&request.config, &request.key) {
+            Ok(()) => error,
+            Err(undo) => error.also(&undo),
+        },
+        false => error,
+    })
+}
+
+/// Gives the pod its tunnel, behind the plugin with this result.
+fn chained(request: &Attach, settings: &Settings, prev_result: &PrevResult, host: &Host<'_>) -> Result<String, Error> {
     let output = |given: Given<'_>| match given {
         Given::Tunnel(Record { host_route: Some(route), .. }) => {
             prev_result.renumbered(&request.key.ifname, route.destination, &request.config.version)
         }
         Given::Tunnel(_) | Given::BySibling | Given::Nothing => Ok(prev_result.as_output(&request.config.version)),
     };
-    give_tunnel(request, &settings, &prev_result, host, Mode::NewPod, output)
+    give_tunnel(request, settings, prev_result, host, Mode::NewPod, output)
 }
 
 /// In what state the pod is that gets a tunnel.
@@ -123,10 +145,7 @@ pub(crate) fn give_tunnel<T>(
                 error
             }
             Ok(Undone::ButClosed) => error,
-            Err(undo) => {
-                let details = [error.details.as_str(), &format!("and undoing it failed: {undo}")].join("; ");
-                error.details(details.trim_start_matches("; "))
-            }
+            Err(undo) => error.also(&undo),
         });
     }
 }
@@ -159,7 +178,7 @@ pub fn undo(request: &Attach, host: &Host<'_>) -> Result<(), Error> {
     let lock = Lock::acquire(&files, host.clock, Deadline::after(host.clock, LOCK_TIMEOUT))?;
     detach(&files, host)?;
     lock.remove();
-    Ok(())
+    if is_primary(&request.config)? { network::remove(&request.config, &request.key) } else { Ok(()) }
 }
 
 /// The result of the previous plugin, which a chained plugin cannot do without.

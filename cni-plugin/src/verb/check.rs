@@ -14,6 +14,8 @@ use crate::attachment::record::{Found, Record, State};
 use crate::host::Host;
 use crate::link::capture::PodCapture;
 use crate::link::guard::Guard;
+use crate::primary::network;
+use crate::primary::settings::Primary;
 use crate::reply::{Error, code};
 use crate::request::Attach;
 use crate::settings::Settings;
@@ -25,8 +27,14 @@ use crate::verb::add::{enrolled, has_sibling, open_netns, required_prev_result};
 /// # Errors
 /// Returns the first problem found.
 pub fn run(request: &Attach, host: &Host<'_>) -> Result<(), Error> {
-    let settings = Settings::read(&request.config)?;
     required_prev_result(&request.config)?;
+    if let Some(primary) = Primary::read(&request.config)? {
+        network::check(request, &primary, host)?;
+        if !primary.has_tunnels {
+            return Ok(());
+        }
+    }
+    let settings = Settings::read(&request.config)?;
     let deadline = Deadline::after(host.clock, settings.timeout);
     let files = Files::new(&settings.state_dir, &request.key);
     let found = Record::load(&files.record())

@@ -16,6 +16,8 @@ use crate::attachment::released;
 use crate::attachment::shared::{self, Others};
 use crate::host::Host;
 use crate::link::host_route::HostRoute;
+use crate::primary::network;
+use crate::primary::settings::is_primary;
 use crate::reply::{Error, code};
 use crate::request::Detach;
 use crate::settings::Settings;
@@ -29,6 +31,21 @@ use crate::supervisor::kind::Kind;
 /// Code 11 if the instance does not end or another call holds the lock; code 5 if a route, a rule or a file cannot be
 /// removed.
 pub fn run(request: &Detach, host: &Host<'_>) -> Result<(), Error> {
+    // A damaged entry has been no primary one.
+    if !is_primary(&request.config).unwrap_or(false) {
+        return end_tunnel(request, host);
+    }
+    // Without tunnels there is nothing to look for, except what an entry of before made.
+    let files = Files::new(&Settings::state_dir(&request.config), &request.key);
+    let had_tunnels = !matches!(request.config.value("ca"), Ok(None)) || files.record().exists();
+    let ended = if had_tunnels { end_tunnel(request, host) } else { Ok(()) };
+    match (ended, network::remove(&request.config, &request.key)) {
+        (Err(error), Err(other)) => Err(error.also(&other)),
+        (ended, removed) => ended.and(removed),
+    }
+}
+
+fn end_tunnel(request: &Detach, host: &Host<'_>) -> Result<(), Error> {
     let files = Files::new(&Settings::state_dir(&request.config), &request.key);
     let reported = || match request.config.prev_result() {
         Ok(Some(result)) => result.addresses(&files.key().ifname),

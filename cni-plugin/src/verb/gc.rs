@@ -9,6 +9,8 @@ use crate::attachment::files::Files;
 use crate::attachment::lock::Lock;
 use crate::attachment::record::{self, Found, Record};
 use crate::host::Host;
+use crate::primary::network;
+use crate::primary::settings::is_primary;
 use crate::reply::{Error, code};
 use crate::request::Collect;
 use crate::settings::Settings;
@@ -19,6 +21,17 @@ use crate::verb::del::detach;
 /// # Errors
 /// Lists the attachments that could not be removed, after all were tried.
 pub fn run(request: &Collect, host: &Host<'_>) -> Result<(), Error> {
+    let tunnels = end_tunnels(request, host);
+    if !is_primary(&request.config)? {
+        return tunnels;
+    }
+    match (tunnels, network::collect(request, host)) {
+        (Err(error), Err(other)) => Err(error.also(&other)),
+        (tunnels, links) => tunnels.and(links),
+    }
+}
+
+fn end_tunnels(request: &Collect, host: &Host<'_>) -> Result<(), Error> {
     let Some(valid) = &request.valid else { return Ok(()) };
     let state_dir = Settings::state_dir(&request.config);
     let paths = record::list(&state_dir, &request.config.name)

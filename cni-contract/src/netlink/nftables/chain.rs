@@ -1,5 +1,7 @@
 //! Chains: where the rules of a table see packets.
 
+use nix::libc;
+
 use crate::netlink::nftables::attribute;
 use crate::netlink::nftables::rule::{Rule, Verdict};
 use crate::netlink::nftables::transaction::{attributes, push_nested, push_number, push_text};
@@ -16,6 +18,8 @@ pub enum Hook {
     /// The first packet of each connection that comes to this network namespace, before anything else can translate its
     /// destination.
     Translate,
+    /// The first packet of each connection that leaves this network namespace, when its source can be translated.
+    Leave,
     /// Frames received from a link.
     FromLink(String),
     /// Frames sent to a link.
@@ -39,6 +43,7 @@ impl Hook {
             Self::Forward => "forward",
             Self::Output => "output",
             Self::Translate => "translate",
+            Self::Leave => "leave",
             Self::FromLink(_) => "from-link",
             Self::ToLink(_) => "to-link",
         }
@@ -51,12 +56,24 @@ impl Hook {
             Self::ToLink(_) | Self::Input => 1,
             Self::Forward => 2,
             Self::Output => 3,
+            // NF_INET_POST_ROUTING.
+            Self::Leave => 4,
         }
     }
-}
 
-/// Before NF_IP_PRI_NAT_DST, where kube-proxy translates.
-const BEFORE_OTHERS: i32 = -101;
+    fn priority(&self) -> i32 {
+        match self {
+            // Before NF_IP_PRI_NAT_DST, where kube-proxy translates.
+            Self::Translate => libc::NF_IP_PRI_NAT_DST - 1,
+            Self::Leave => libc::NF_IP_PRI_NAT_SRC,
+            _ => 0,
+        }
+    }
+
+    fn chain_type(&self) -> &'static str {
+        if matches!(self, Self::Translate | Self::Leave) { "nat" } else { "filter" }
+    }
+}
 
 impl Chain {
     /// A chain that drops every packet about which no rule decides, named after its hook.
@@ -117,14 +134,13 @@ impl Chain {
             let Some(hook) = &self.hook else { return };
             push_nested(out, attribute::CHAIN_HOOK, |out| {
                 push_number(out, attribute::HOOK_NUMBER, hook.number());
-                let priority = if *hook == Hook::Translate { BEFORE_OTHERS } else { 0 };
-                push_number(out, attribute::HOOK_PRIORITY, priority.cast_unsigned());
+                push_number(out, attribute::HOOK_PRIORITY, hook.priority().cast_unsigned());
                 if let Hook::FromLink(link) | Hook::ToLink(link) = hook {
                     push_text(out, attribute::HOOK_DEVICE, link);
                 }
             });
             push_number(out, attribute::CHAIN_POLICY, self.policy as u32);
-            push_text(out, attribute::CHAIN_TYPE, if *hook == Hook::Translate { "nat" } else { "filter" });
+            push_text(out, attribute::CHAIN_TYPE, hook.chain_type());
         })
     }
 }

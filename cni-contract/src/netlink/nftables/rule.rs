@@ -30,6 +30,8 @@ enum Action {
     /// The next rule is evaluated.
     Continue,
     Mark(u32),
+    /// The source becomes an address of the interface by which the packet leaves.
+    Masquerade,
     /// The map, and whether it is drawn by the whole connection, else by the source address.
     Translate(EndpointMap, bool),
 }
@@ -82,6 +84,13 @@ impl Rule {
         Self { conditions, action: Action::Translate(map, !by_client), comment: None }
     }
 
+    /// A rule that puts an address of the interface by which a connection leaves into the place of its source, for
+    /// [`Hook::Leave`](super::Hook::Leave).
+    #[must_use]
+    pub fn masquerade(conditions: Vec<Match>) -> Self {
+        Self { conditions, action: Action::Masquerade, comment: None }
+    }
+
     /// Counts the packets of this rule under a comment of at most 127 bytes, which `nft list` shows.
     #[must_use]
     pub fn counted(mut self, comment: &'static str) -> Self {
@@ -129,6 +138,7 @@ impl Action {
                     push_number(out, attribute::META_SREG, REGISTER);
                 });
             }
+            Self::Masquerade => push_expression(out, "masq", |_| ()),
             Self::Translate(map, with_port) => push_translation(out, map, *with_port),
         }
     }
