@@ -14,9 +14,9 @@ const STEPS: &str = "%file,%desc,%network,%process";
 
 /// The `nth` system call of this name.
 #[derive(Debug, Clone)]
-struct Step {
-    call: String,
-    nth: usize,
+pub(crate) struct Step {
+    pub(crate) call: String,
+    pub(crate) nth: usize,
 }
 
 /// Records the steps of a verb, in order, in a run that is not killed.
@@ -24,16 +24,22 @@ fn steps(node: &Node, verb: &str) -> Vec<Step> {
     let trace = node.root().join("trace");
     let child = traced(node, verb, &["-o", trace.to_str().unwrap()]);
     wait(child).expect_ok();
-    let text = fs::read_to_string(trace).unwrap();
-    let lines: Vec<&str> = text.lines().filter(|line| line.contains('(')).collect();
+    steps_in(&fs::read_to_string(trace).unwrap())
+}
+
+/// The steps in what strace wrote.
+pub(crate) fn steps_in(trace: &str) -> Vec<Step> {
+    let lines: Vec<&str> = trace.lines().filter(|line| line.contains('(')).collect();
     // The search through all processes counts as one step, although it makes as many calls as there are processes.
     let is_look = |line: &&str| line.contains("/cmdline\"");
     let looks = lines.iter().position(is_look).unwrap_or(0)..lines.iter().rposition(is_look).unwrap_or(0);
     let mut counts = BTreeMap::new();
     let mut steps = Vec::new();
     for (at, line) in lines.iter().enumerate() {
-        let call = line.split('(').next().unwrap().to_owned();
-        let nth = *counts.entry(call.clone()).and_modify(|count| *count += 1).or_insert(1);
+        // Where threads are followed, their number is in front; strace counts the calls of each.
+        let words: Vec<&str> = line.split('(').next().unwrap().split_whitespace().collect();
+        let call = words.last().unwrap().to_owned().to_owned();
+        let nth = *counts.entry(words).and_modify(|count| *count += 1).or_insert(1);
         if !looks.contains(&at) {
             steps.push(Step { call, nth });
         }

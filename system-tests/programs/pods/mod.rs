@@ -17,6 +17,7 @@ mod kube_labels;
 mod lifecycle;
 mod load;
 mod memory;
+mod primary;
 pub(crate) mod runtime;
 mod supervised;
 mod upgrade;

@@ -107,13 +107,13 @@ impl Runtime {
     }
 
     /// Runs `ctr`: containers without Kubernetes, in containerd's namespace `default`.
-    fn ctr(&self, arguments: &[&str]) -> Output {
+    pub(crate) fn ctr(&self, arguments: &[&str]) -> Output {
         let socket = self.dir.join("run/containerd.sock");
         Command::new("ctr").arg("-a").arg(socket).args(arguments).output().expect("ctr runs")
     }
 
     /// Runs `ctr run --cni`, which looks for its configuration and its plugins in two fixed places only.
-    fn ctr_run(&self, world: &World, node: &Node, options: &[&str], id: &str) -> Child {
+    pub(crate) fn ctr_run(&self, world: &World, node: &Node, options: &[&str], id: &str) -> Child {
         let script = "mkdir -p /opt/cni/bin /etc/cni/net.d /var/lib/cni && mount --bind \"$1\" /opt/cni/bin && \
             mount --bind \"$2\" /etc/cni/net.d && mount -t tmpfs none /var/lib/cni && shift 2 && exec ctr \"$@\"";
         Command::new("nsenter")
@@ -446,14 +446,14 @@ impl Kubelet {
 
 /// Podman with the CNI backend on one node, with all its files in the node's folder and a plain folder as its only
 /// image.
-struct Podman {
+pub(crate) struct Podman {
     dir: PathBuf,
     node: String,
     network: String,
 }
 
 impl Podman {
-    fn new(world: &World, node: &Node) -> Self {
+    pub(crate) fn new(world: &World, node: &Node) -> Self {
         let dir = node.dir.join("podman");
         for folder in ["net.d", "rootfs/bin", "rootfs/proc", "rootfs/sys", "rootfs/dev", "rootfs/etc", "rootfs/tmp"] {
             std::fs::create_dir_all(dir.join(folder)).expect("a folder");
@@ -477,13 +477,13 @@ impl Podman {
     }
 
     /// Starts a container that sleeps; returns its id.
-    fn run(&self, options: &[&str]) -> String {
+    pub(crate) fn run(&self, options: &[&str]) -> String {
         let rootfs = self.dir.join("rootfs").display().to_string();
         let fixed = ["--network", &self.network, "--rootfs", &rootfs, "/bin/sleep", "3600"];
         self.ok(&[&["run", "--detach"], options, &fixed].concat())
     }
 
-    fn ok(&self, arguments: &[&str]) -> String {
+    pub(crate) fn ok(&self, arguments: &[&str]) -> String {
         let output = self.call(arguments);
         assert!(output.status.success(), "podman {arguments:?}: {}", text(&output));
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
@@ -511,7 +511,7 @@ impl Drop for Podman {
 }
 
 /// Waits for the tunnel of a container; returns the status of its instance.
-fn running(node: &Node, container: &str) -> Value {
+pub(crate) fn running(node: &Node, container: &str) -> Value {
     let until = Instant::now() + SOON;
     loop {
         if node.launch(container).is_some()
@@ -527,7 +527,7 @@ fn running(node: &Node, container: &str) -> Value {
 }
 
 /// The kernel removes links shortly after their namespace.
-fn only_the_nodes_links_are_left(cluster: &Cluster) {
+pub(crate) fn only_the_nodes_links_are_left(cluster: &Cluster) {
     let until = Instant::now() + SOON;
     loop {
         let left = links(&cluster.world.namespace_of("n1"));
@@ -539,7 +539,7 @@ fn only_the_nodes_links_are_left(cluster: &Cluster) {
     }
 }
 
-fn text(output: &Output) -> String {
+pub(crate) fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 

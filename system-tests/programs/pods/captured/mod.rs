@@ -47,6 +47,12 @@ fn on_links_to_the_node_alone_enrolled_pods_speak_through_the_tunnel_and_others_
 
 #[test]
 #[ignore = "needs root, network namespaces and a release build"]
+fn on_links_of_our_own_enrolled_pods_speak_through_the_tunnel_and_others_as_before() {
+    everybody_is_reached(&Town::new(Primary::Own, |entry| entry["capture"]["clear"] = "allow".into()));
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
 fn who_has_no_certificate_answers_enrolled_pods_and_opens_nothing_to_them() {
     for primary in [Primary::Bridge, Primary::Links] {
         let town = Town::new(primary, |_| ());

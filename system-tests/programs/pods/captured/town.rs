@@ -1,4 +1,4 @@
-//! Two nodes with captured pods and others, on one of two primary networks, with IPv4 and IPv6.
+//! Two nodes with captured pods and others, on one of three primary networks, with IPv4 and IPv6.
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
@@ -32,6 +32,8 @@ pub(super) enum Primary {
     Bridge,
     /// A link to the node alone, addresses of one host, and a gateway that only answers ARP; like Calico.
     Links,
+    /// Our own plugin.
+    Own,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -637,6 +639,14 @@ fn node(cluster: &mut Cluster, number: u16, primary: Primary, change: impl Fn(&m
         Primary::Links => {
             std::os::unix::fs::symlink(tool("cni-links.py"), node.dir.join("bin/links")).expect("a plugin");
             node.conf["plugins"][0] = json!({ "type": "links", "ipam": ipam });
+        }
+        Primary::Own => {
+            // `host-local` keeps the first address of a range for a gateway.
+            let first = FAMILIES.map(|family| Pod::new("", number as u8, 1, false).address(family));
+            node.conf["plugins"][0] = json!({
+                "type": "nebula-cni-plugin", "primary": true, "stateDir": node.dir.join("state"), "reserved": first,
+                "subnets": FAMILIES.map(|family| family.pods_of_node(number)), "noMasquerade": FAMILIES.map(Family::pods),
+            });
         }
     }
     node.own_program();
