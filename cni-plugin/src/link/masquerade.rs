@@ -31,14 +31,6 @@ impl Masquerade {
         there.iter().filter(|other| **other != name).try_for_each(|other| nftables::remove(Family::Inet, other))
     }
 
-    /// Whether they are there.
-    ///
-    /// # Errors
-    /// Returns the kernel's error.
-    pub fn is_installed(&self, network: &str) -> io::Result<bool> {
-        Ok(tables(network)?.contains(&self.name(network)))
-    }
-
     fn rules(&self) -> Vec<Rule> {
         let rule = |range: &IpNet| {
             let ip = Ip::of(&range.addr());
@@ -55,6 +47,14 @@ impl Masquerade {
         let number = fnv1a(&[&text(&self.ranges), "\0", &text(&self.except)]);
         format!("{}{number:016x}", prefix(network))
     }
+}
+
+/// Whether a network has rules, whichever they are.
+///
+/// # Errors
+/// Returns the kernel's error.
+pub fn is_installed(network: &str) -> io::Result<bool> {
+    Ok(!tables(network)?.is_empty())
 }
 
 /// Removes the rules of a network, whichever they are.

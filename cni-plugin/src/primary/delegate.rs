@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
+use ipnet::IpNet;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -17,6 +18,8 @@ use crate::request::prev_result::PrevResult;
 /// What the plugin gives a pod.
 #[derive(Debug)]
 pub(super) struct Given {
+    /// Networks of the addresses, as it sees them.
+    pub(super) networks: Vec<IpNet>,
     /// At least one address.
     pub(super) addresses: Vec<IpAddr>,
     /// Its `dns`, if it says anything of that.
@@ -37,8 +40,14 @@ pub(super) fn add(plugin: &str, config: &NetworkConfig, ifname: &str) -> Result<
         return Err(wrong("has no address"));
     }
     let value: Value = serde_json::from_str(&text).unwrap_or_default();
+    let listed = value["ips"].as_array().into_iter().flatten().map(|ip| &ip["address"]);
+    let networks = listed.chain([&value["ip4"]["ip"], &value["ip6"]["ip"]]);
+    let networks = networks.filter_map(|network| network.as_str()?.parse::<IpNet>().ok());
+    let mut networks: Vec<IpNet> = networks.map(|network| network.trunc()).collect();
+    networks.sort();
+    networks.dedup();
     let dns = value.get("dns").filter(|dns| dns.as_object().is_some_and(|dns| !dns.is_empty())).cloned();
-    Ok(Given { addresses, dns })
+    Ok(Given { networks, addresses, dns })
 }
 
 /// Passes another verb on: DEL, CHECK, GC or STATUS.

@@ -6,10 +6,12 @@
 use std::io;
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use nebula_cni_contract::netns::Netns;
 use serde_json::value::to_raw_value;
 
 use crate::host::Host;
+use crate::link::masquerade::Masquerade;
 use crate::link::veth::Veth;
 use crate::link::{masquerade, own_source, veth};
 use crate::primary::leases::{Leases, Owner};
@@ -57,18 +59,26 @@ pub fn add(request: &Attach, primary: &Primary, host: &Host<'_>) -> Result<Made,
             remove_link(&veth).map_err(|error| failed("remove what an earlier call left", &error))?;
             leases.give_back(key).map_err(|error| failed("give its old addresses back", &error))?;
         }
-        addresses = match &primary.ipam {
-            Ipam::Own { ranges, reserved } => take(&leases, owner, ranges, reserved)?,
+        let networks;
+        (addresses, networks) = match &primary.ipam {
+            Ipam::Own { ranges, reserved } => {
+                let taken = take(&leases, owner, ranges, reserved)?;
+                (taken, networks_of(ranges, &leases).map_err(|error| failed("read the leases", &error))?)
+            }
             Ipam::Delegated(plugin) => {
                 let given = delegate::add(plugin, config, &key.ifname)?;
                 dns = given.dns.or(dns);
                 note(&leases, owner, &given.addresses).inspect_err(|_| {
                     let _ = delegate::pass_on(plugin, "DEL", config);
                 })?;
-                given.addresses
+                (given.addresses, given.networks)
             }
         };
-        let made = make(request, primary, &netns, &veth, &addresses, mtu, &pod);
+        let masquerade = primary.masquerade.clone().map(|except| Masquerade { ranges: networks, except });
+        let made = match masquerade.map_or(Ok(()), |masquerade| masquerade.install(&key.network)) {
+            Err(error) => Err(failed("install the rules of \"ipMasq\"", &error)),
+            Ok(()) => make(key, &netns, &veth, &addresses, mtu, &pod),
+        };
         if let Err(error) = made {
             drop(lock);
             return Err(match remove(config, key) {
@@ -83,21 +93,9 @@ pub fn add(request: &Attach, primary: &Primary, host: &Host<'_>) -> Result<Made,
     Ok(Made { result: PrevResult::parse(&raw)?, is_new })
 }
 
-fn make(
-    request: &Attach,
-    primary: &Primary,
-    netns: &Netns,
-    veth: &Veth,
-    addresses: &[IpAddr],
-    mtu: u32,
-    pod: &str,
-) -> Result<(), Error> {
-    let key = &request.key;
+fn make(key: &Key, netns: &Netns, veth: &Veth, addresses: &[IpAddr], mtu: u32, pod: &str) -> Result<(), Error> {
     let failed = |what: &str, error: &io::Error| failed(key, what, error);
     forwarding::enable(addresses).map_err(|error| failed("let the node route", &error))?;
-    if let Some(masquerade) = &primary.masquerade {
-        masquerade.install(&key.network).map_err(|error| failed("install the rules of \"ipMasq\"", &error))?;
-    }
     let alias = [&key.network, pod, &key.container_id, &key.ifname].join(" ");
     veth.create(&netns.file, mtu, &alias).map_err(|error| match error.raw_os_error() {
         Some(nix::libc::EEXIST) => {
@@ -173,14 +171,13 @@ pub fn check(request: &Attach, primary: &Primary, host: &Host<'_>) -> Result<(),
     if !own_source::is_installed(&veth).map_err(|error| failed("read the rules", &error))? {
         return Err(bad("the rules about its source address are gone".into()));
     }
-    match &primary.masquerade {
-        Some(masquerade)
-            if !masquerade.is_installed(&key.network).map_err(|error| failed("read the rules", &error))? =>
-        {
-            Err(bad("the rules of \"ipMasq\" are gone".into()).details("the next ADD of any pod installs them again"))
-        }
-        _ => Ok(()),
+    if primary.masquerade.is_some()
+        && !masquerade::is_installed(&key.network).map_err(|error| failed("read the rules", &error))?
+    {
+        let gone = bad("the rules of \"ipMasq\" are gone".into());
+        return Err(gone.details("the next ADD of any pod installs them again"));
     }
+    Ok(())
 }
 
 /// Removes the interfaces of attachments that the runtime does not know and whose namespaces are gone: another runtime
@@ -236,7 +233,7 @@ pub fn status(config: &NetworkConfig, primary: &Primary) -> Result<(), Error> {
 }
 
 /// Takes one address of each family that has a range.
-fn take(leases: &Leases, owner: Owner<'_>, ranges: &[Range], reserved: &[ipnet::IpNet]) -> Result<Vec<IpAddr>, Error> {
+fn take(leases: &Leases, owner: Owner<'_>, ranges: &[Range], reserved: &[IpNet]) -> Result<Vec<IpAddr>, Error> {
     let failed = |error: io::Error| failed(owner.key, "take an address", &error);
     let mut taken: Vec<IpAddr> = leases.list().map_err(failed)?.iter().map(|lease| lease.address).collect();
     let mut addresses = Vec::new();
@@ -259,6 +256,16 @@ fn take(leases: &Leases, owner: Owner<'_>, ranges: &[Range], reserved: &[ipnet::
     Ok(addresses)
 }
 
+/// The ranges, and the addresses of pods that are in none of them since they were changed.
+fn networks_of(ranges: &[Range], leases: &Leases) -> io::Result<Vec<IpNet>> {
+    let ranges: Vec<IpNet> = ranges.iter().map(Range::network).collect();
+    let others = leases.list()?.into_iter().map(|lease| lease.address);
+    let mut others: Vec<IpNet> =
+        others.filter(|address| !ranges.iter().any(|range| range.contains(address))).map(Into::into).collect();
+    others.sort();
+    Ok([ranges, others].concat())
+}
+
 /// Notes addresses that another plugin gave.
 fn note(leases: &Leases, owner: Owner<'_>, addresses: &[IpAddr]) -> Result<(), Error> {
     for address in addresses {
@@ -279,7 +286,7 @@ fn free(
     ranges: &[Range],
     is_v4: bool,
     last_given: Option<IpAddr>,
-    reserved: &[ipnet::IpNet],
+    reserved: &[IpNet],
     taken: &[IpAddr],
 ) -> Option<IpAddr> {
     let of_family: Vec<&Range> = ranges.iter().filter(|range| range.network().addr().is_ipv4() == is_v4).collect();

@@ -5,7 +5,6 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde_json::Value;
 
-use crate::link::masquerade::Masquerade;
 use crate::primary::range::Range;
 use crate::reply::{Error, code};
 use crate::request::NetworkConfig;
@@ -16,8 +15,8 @@ use crate::request::checked::{prefixes, refused};
 pub struct Primary {
     /// Where addresses come from.
     pub ipam: Ipam,
-    /// How pods reach what is no pod; `None` if with their own addresses.
-    pub masquerade: Option<Masquerade>,
+    /// Whether pods reach what is no pod with an address of the node, and what sees their own addresses all the same.
+    pub masquerade: Option<Vec<IpNet>>,
     /// MTU of pods' interfaces; `None` for that of the node.
     pub mtu: Option<u32>,
     /// Whether pods can have tunnels, too.
@@ -70,7 +69,7 @@ impl Primary {
             }
             None => Ipam::Own { ranges: ranges(&subnets)?, reserved: reserved(config)? },
         };
-        let masquerade = masquerade(config, &subnets, list("noMasquerade")?)?;
+        let masquerade = has_masquerade(config)?.then_some(list("noMasquerade")?);
         let has_tunnels = config.value("ca")?.is_some();
         if !has_tunnels && let Some(enrol) = config.value("enrol")? {
             return Err(refused("enrol", &enrol, "the key \"ca\" as well: certificates come from there"));
@@ -143,10 +142,10 @@ fn reserved(config: &NetworkConfig) -> Result<Vec<IpNet>, Error> {
     prefixes("reserved", &value)
 }
 
-fn masquerade(config: &NetworkConfig, subnets: &[IpNet], except: Vec<IpNet>) -> Result<Option<Masquerade>, Error> {
+fn has_masquerade(config: &NetworkConfig) -> Result<bool, Error> {
     match config.value("ipMasq")? {
-        Some(Value::Bool(false)) => Ok(None),
-        None | Some(Value::Bool(true)) => Ok(Some(Masquerade { ranges: subnets.to_vec(), except })),
+        None | Some(Value::Bool(true)) => Ok(true),
+        Some(Value::Bool(false)) => Ok(false),
         Some(other) => Err(refused("ipMasq", &other, "true or false")),
     }
 }
@@ -178,7 +177,7 @@ mod tests {
         let plain = read(json!({"primary": true, "subnets": subnets})).unwrap();
         let expected = Primary {
             ipam: Ipam::Own { ranges: subnets.map(Range::new).to_vec(), reserved: Vec::new() },
-            masquerade: Some(Masquerade { ranges: subnets.to_vec(), except: Vec::new() }),
+            masquerade: Some(Vec::new()),
             mtu: None,
             has_tunnels: false,
         };
@@ -189,6 +188,7 @@ mod tests {
         let reserved = ["10.22.0.1/32", "10.22.0.16/28"].map(|text| text.parse().unwrap()).to_vec();
         assert_eq!(all.ipam, Ipam::Own { ranges: vec![Range::new(subnets[0])], reserved });
         assert_eq!((all.mtu, all.has_tunnels), (Some(1400), true));
+        assert_eq!(all.masquerade, Some(vec!["10.0.0.0/8".parse().unwrap()]));
         let delegated = read(json!({"primary": true, "ipam": {"type": "host-local"}, "ipMasq": false})).unwrap();
         assert_eq!((delegated.ipam, delegated.masquerade), (Ipam::Delegated("host-local".into()), None));
     }

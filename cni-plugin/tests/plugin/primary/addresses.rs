@@ -5,7 +5,7 @@ use std::fs;
 
 use serde_json::json;
 
-use super::node::{Node, addresses};
+use super::node::{NODE, Node, addresses};
 
 #[test]
 #[ignore = "needs root and network namespaces"]
@@ -58,6 +58,9 @@ fn pods_of_a_changed_range_go_on_and_new_ones_are_in_the_new_one() {
     assert!(new.starts_with("10.23.0."), "{new}");
     assert!(node.pings("new", &old) && node.pings("old", &new) && node.pings("node", &old));
     for pod in ["old", "new"] {
+        assert_eq!(node.source_seen_outside(pod, true), NODE[0], "{pod}");
+    }
+    for pod in ["old", "new"] {
         node.call("CHECK", pod).expect_ok();
         node.call("DEL", pod).expect_ok();
     }
@@ -75,6 +78,7 @@ fn another_plugin_manages_addresses_with_all_verbs_and_errors() {
     node.conf["ipam"] = json!({"type": "host-local", "dataDir": data, "ranges": [[{"subnet": "10.24.0.0/30"}]]});
     let own = node.add("one").remove(0);
     assert!(own.starts_with("10.24.0.") && node.pings("node", &own));
+    assert_eq!(node.source_seen_outside("one", true), NODE[0]);
     node.call("CHECK", "one").expect_ok();
     node.namespace("two");
     let full = node.call("ADD", "two").error();
