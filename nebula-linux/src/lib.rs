@@ -9,6 +9,7 @@ pub mod descriptors;
 pub mod errno;
 pub mod folder_watch;
 pub mod kernel_view;
+pub mod line_file;
 pub mod link_contents;
 pub mod link_events;
 pub mod mapped_file;

@@ -62,7 +62,7 @@ impl Primary {
             }
             Some(plugin) => Ipam::Delegated(plugin),
             None if subnets.is_empty() => {
-                let msg = "network configuration: \"primary\" needs the addresses of pods, and there are none";
+                let msg = "network configuration: \"primary\" needs addresses for pods, and \"subnets\" has none";
                 return Err(Error::new(code::CONFIG, msg).details(
                     "list them with \"subnets\": [\"10.22.0.0/24\"], or name another plugin for that with \"ipam\"",
                 ));

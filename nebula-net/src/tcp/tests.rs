@@ -59,6 +59,8 @@ struct End {
     options: Arc<TcpOptions>,
     program: Program,
     written: usize,
+    /// The next bytes to be written; making them again for each attempt would be most of a test's time.
+    next: Vec<u8>,
     received: usize,
     ended: bool,
     reads_again: Instant,
@@ -97,6 +99,7 @@ impl World {
                 options: Arc::new(options),
                 program,
                 written: 0,
+                next: Vec::new(),
                 received: 0,
                 ended: false,
                 reads_again: start,
@@ -147,11 +150,16 @@ impl World {
         let Some(connection) = &mut this.connection else { return };
         if connection.is_established() && this.written <= this.program.send {
             while this.written < this.program.send {
-                let chunk: Vec<u8> =
-                    (this.written..this.program.send.min(this.written + 50_000)).map(|at| byte(end, at)).collect();
-                match connection.write(&chunk) {
+                if this.next.is_empty() {
+                    let until = this.program.send.min(this.written + 50_000);
+                    this.next = (this.written..until).map(|at| byte(end, at)).collect();
+                }
+                match connection.write(&this.next) {
                     Ok(0) | Err(_) => break,
-                    Ok(count) => this.written += count,
+                    Ok(count) => {
+                        this.written += count;
+                        this.next.drain(..count);
+                    }
                 }
             }
             if this.written == this.program.send && this.program.close_at_once {

@@ -121,3 +121,64 @@ fn records_of_both_ends_say_what_the_tunnel_carried_and_what_was_refused() {
         thread::sleep(Duration::from_millis(100));
     }
 }
+
+#[test]
+#[ignore = "needs root and network namespaces"]
+fn records_are_kept_on_disk_across_restarts_of_daemon_and_keeper() {
+    let mut world = World::new();
+    let [_, at_b] = ["a", "b"].map(|host| world.host(host));
+    world.certify(&["ca", "-name", "records"]);
+    for host in ["a", "b"] {
+        world.certify(&["sign", "-name", host, "-networks", &format!("{}/24", overlay(host))]);
+    }
+    start(&mut world, "b", "", "[{port: any, proto: icmp, host: any}]");
+    let known = format!("\"{}\": [\"{at_b}:4242\"]", overlay("b"));
+    start(&mut world, "a", &known, "[]");
+    world.ping("a", &overlay("b"), SOON);
+    let folder = world.dir().join("kept").display().to_string();
+    let (tool, socket) = (crate::world::cluster::binary("nebula-ctl"), format!("{}/b.sock", world.dir().display()));
+    let keep = |world: &mut World| {
+        world.start_in("keeper", "b", &tool, &["--socket", &socket, "keep-flows", "--folder", &folder])
+    };
+    keep(&mut world);
+    let refuse = |world: &World, port: u16| {
+        let attempt = format!("timeout 0.3 bash -c '</dev/tcp/{}/{port}'", overlay("b"));
+        let _refused = world.exec("a", &["bash", "-c", &attempt]);
+    };
+    // Also while no daemon answers.
+    let kept = |world: &World| -> Vec<u64> {
+        let words = ["--json", "flows", "--kept", &folder, "--verdict", "refused", "--peer", "a"];
+        let lines = world.run("b", &[&[tool.to_str().expect("text")], &words[..]].concat());
+        let ports = lines.lines().map(|line| serde_json::from_str::<Value>(line).expect("an object a line"));
+        ports.map(|record| record["destination"]["port"].as_u64().expect("a port")).collect()
+    };
+    let wait_for = |world: &World, expected: &[u64]| {
+        let until = Instant::now() + SOON;
+        while kept(world) != expected {
+            assert!(Instant::now() < until, "{:?} instead of {expected:?}\n{}", kept(world), world.log("keeper"));
+            thread::sleep(Duration::from_millis(200));
+        }
+    };
+    refuse(&world, 21);
+    wait_for(&world, &[21]);
+    world.stop("b", nix::sys::signal::Signal::SIGKILL);
+    assert_eq!(kept(&world), [21], "without a daemon");
+    start(&mut world, "b", "", "[{port: any, proto: icmp, host: any}]");
+    world.ping("a", &overlay("b"), SOON);
+    refuse(&world, 22);
+    wait_for(&world, &[21, 22]);
+    world.stop("keeper", nix::sys::signal::Signal::SIGKILL);
+    refuse(&world, 23);
+    keep(&mut world);
+    // What the ring still has when the keeper comes back; and nothing twice.
+    wait_for(&world, &[21, 22, 23]);
+    let lines = std::fs::read_to_string(format!("{folder}/flows.jsonl")).expect("the file");
+    let numbers: Vec<u64> = lines
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).expect("JSON")["number"].as_u64().expect("a number"))
+        .collect();
+    assert!(numbers.is_sorted_by(|one, next| one < next), "{numbers:?}");
+    let table = world.run("b", &[tool.to_str().expect("text"), "flows", "--kept", &folder]);
+    assert!(table.starts_with("SEEN ") && table.contains("refused: no_rule"), "{table}");
+    assert!(world.log("keeper").contains("asking again"), "{}", world.log("keeper"));
+}

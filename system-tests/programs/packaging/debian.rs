@@ -83,7 +83,7 @@ fn the_package_installs_runs_and_leaves_nothing_after_its_purge() {
         r#"
 inside "$1" 'dpkg -i /tmp/ours.deb >&2
   nebula -version; nebula-cert -version; nebula-enrol -version; nebula-ctl --version
-  systemd-analyze verify nebula.service nebula@office.service nebula-enrol.service nebula-enrol.timer >&2
+  systemd-analyze verify nebula.service nebula@office.service nebula-enrol.service nebula-enrol.timer nebula-flows.service >&2
   for page in nebula nebula-cert nebula-cert-sign nebula-ctl nebula-enrol; do test -s /usr/share/man/man1/$page.1.gz; done
   for program in nebula-cert nebula; do . /usr/share/bash-completion/completions/$program; done
   test ! -e /etc/systemd/system/multi-user.target.wants/nebula.service

@@ -1,11 +1,9 @@
-//! A file with lines of JSON, and the one before it.
+//! Records as lines of JSON in a file.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use nebula_cni_contract::flow_records::FlowRecord;
+use nebula_linux::line_file::LineFile;
 
 use super::{SendError, Sent, Sink};
 use crate::flows::command::json_line;
@@ -13,58 +11,12 @@ use crate::flows::command::json_line;
 /// Appends to a file, which becomes `NAME.1` when it has half of what both may have.
 pub(super) struct Lines {
     path: PathBuf,
-    most: u64,
-    file: Option<Opened>,
-}
-
-struct Opened {
-    file: File,
-    /// Of whole lines.
-    length: u64,
+    file: LineFile,
 }
 
 impl Lines {
     pub(super) fn new(path: PathBuf, bytes: u64) -> Self {
-        Self { path, most: bytes / 2, file: None }
-    }
-
-    fn write(&mut self, records: &[FlowRecord]) -> io::Result<()> {
-        if self.file.as_ref().is_some_and(|opened| !is_at(&opened.file, &self.path)) {
-            // Somebody else has moved or removed it.
-            self.file = None;
-        }
-        let mut text = String::new();
-        for record in records {
-            let line = json_line(record);
-            let length = self.opened()?.length + text.len() as u64;
-            if length > 0 && length + line.len() as u64 > self.most {
-                self.append(&text)?;
-                text.clear();
-                self.file = None;
-                fs::rename(&self.path, before(&self.path))?;
-            }
-            text.push_str(&line);
-        }
-        self.append(&text)
-    }
-
-    fn append(&mut self, text: &str) -> io::Result<()> {
-        let opened = self.opened()?;
-        let written = opened.file.write_all(text.as_bytes());
-        match written {
-            Ok(()) => opened.length += text.len() as u64,
-            // No part of a line stays.
-            Err(_) => opened.file.set_len(opened.length)?,
-        }
-        written
-    }
-
-    fn opened(&mut self) -> io::Result<&mut Opened> {
-        let opened = match self.file.take() {
-            Some(opened) => opened,
-            None => open(&self.path)?,
-        };
-        Ok(self.file.insert(opened))
+        Self { file: LineFile::new(path.clone(), bytes), path }
     }
 }
 
@@ -74,132 +26,27 @@ impl Sink for Lines {
     }
 
     fn send(&mut self, records: &[FlowRecord]) -> Result<Sent, SendError> {
-        let written = self.write(records);
-        if written.is_err() {
-            self.file = None;
-        }
-        written.map(|()| Sent::default()).map_err(SendError::File)
+        self.file.append(records.iter().map(json_line)).map(|()| Sent::default()).map_err(SendError::File)
     }
-}
-
-fn open(path: &Path) -> io::Result<Opened> {
-    if let Some(folder) = path.parent() {
-        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-    }
-    // A pipe must not block, and a link must not lead elsewhere.
-    let flags = nix::libc::O_NONBLOCK | nix::libc::O_NOFOLLOW;
-    let mut file =
-        OpenOptions::new().read(true).append(true).create(true).mode(0o600).custom_flags(flags).open(path)?;
-    let metadata = file.metadata()?;
-    if !metadata.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-    }
-    // A machine that died may have left a part of a line.
-    let length = whole_lines(&mut file, metadata.len())?;
-    if length < metadata.len() {
-        file.set_len(length)?;
-    }
-    Ok(Opened { file, length })
-}
-
-/// Length of a file without what follows its last line feed.
-fn whole_lines(file: &mut File, length: u64) -> io::Result<u64> {
-    let mut end = length;
-    let mut block = [0; 4096];
-    while end > 0 {
-        let start = end.saturating_sub(block.len() as u64);
-        let part = &mut block[..usize::try_from(end - start).unwrap_or_default()];
-        file.seek(SeekFrom::Start(start))?;
-        file.read_exact(part)?;
-        if let Some(at) = part.iter().rposition(|byte| *byte == b'\n') {
-            return Ok(start + at as u64 + 1);
-        }
-        end = start;
-    }
-    Ok(0)
-}
-
-fn is_at(file: &File, path: &Path) -> bool {
-    let of = |metadata: io::Result<fs::Metadata>| metadata.map(|found| (found.dev(), found.ino())).ok();
-    of(file.metadata()).is_some_and(|opened| of(fs::symlink_metadata(path)) == Some(opened))
-}
-
-/// Where the file before it is.
-fn before(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".1");
-    name.into()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{PermissionsExt, symlink};
-
     use nebula_cni_contract::flow_records::FlowEnd;
 
     use super::*;
 
-    fn records(numbers: std::ops::Range<u64>) -> Vec<FlowRecord> {
-        let name = Some("a\n\u{202e}\"name\"".to_owned());
-        let of = |number| FlowRecord {
-            number,
-            event: "created".to_owned(),
-            destination: FlowEnd { name: name.clone(), ..FlowEnd::default() },
-            ..FlowRecord::default()
-        };
-        numbers.map(of).collect()
-    }
-
-    fn read(path: &Path) -> Vec<FlowRecord> {
-        let text = fs::read_to_string(path).unwrap_or_default();
-        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-    }
-
     #[test]
-    fn lines_are_read_back_as_they_were_and_the_files_stay_within_their_bound() {
+    fn records_are_read_back_as_they_were_whatever_names_say() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log/flows.jsonl");
-        let mut lines = Lines::new(path.clone(), 40_000);
-        for start in (0..1000).step_by(50) {
-            lines.send(&records(start..start + 50)).unwrap();
-            let size = |path: &Path| fs::metadata(path).map_or(0, |file| file.len());
-            assert!(size(&path) + size(&before(&path)) <= 40_000);
-        }
-        let all = [read(&before(&path)), read(&path)].concat();
-        let first = 1000 - all.len() as u64;
-        assert!(all.len() > 50 && all == records(first..1000), "{first}");
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-    }
-
-    #[test]
-    fn a_part_of_a_line_is_cut_off_and_a_file_that_was_moved_is_begun_again() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("flows.jsonl");
-        Lines::new(path.clone(), 1 << 20).send(&records(0..2)).unwrap();
-        let whole = fs::read_to_string(&path).unwrap();
-        fs::write(&path, format!("{whole}{}", &"{\"number\":7".repeat(1000))).unwrap();
-        let mut lines = Lines::new(path.clone(), 1 << 20);
-        lines.send(&records(2..3)).unwrap();
-        assert_eq!(read(&path), records(0..3));
-        fs::rename(&path, folder.path().join("moved")).unwrap();
-        lines.send(&records(3..4)).unwrap();
-        assert_eq!((read(&path), read(&folder.path().join("moved"))), (records(3..4), records(0..3)));
-        fs::write(&path, "no line at all").unwrap();
-        Lines::new(path.clone(), 1 << 20).send(&records(4..5)).unwrap();
-        assert_eq!(read(&path), records(4..5));
-    }
-
-    #[test]
-    fn pipes_links_and_folders_are_refused_and_block_nobody() {
-        let folder = tempfile::tempdir().unwrap();
-        let pipe = folder.path().join("pipe");
-        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
-        fs::write(folder.path().join("secret"), "x").unwrap();
-        symlink("secret", folder.path().join("link")).unwrap();
-        for name in ["pipe", "link", "."] {
-            let sent = Lines::new(folder.path().join(name), 1 << 20).send(&records(0..1));
-            assert!(matches!(sent, Err(SendError::File(_))), "{name}");
-        }
-        assert_eq!(fs::read_to_string(folder.path().join("secret")).unwrap(), "x");
+        let name = Some("a\n\u{202e}\"name\"".to_owned());
+        let destination = FlowEnd { name, ..FlowEnd::default() };
+        let of = |number| FlowRecord { number, destination: destination.clone(), ..FlowRecord::default() };
+        let records: Vec<FlowRecord> = (0..3).map(of).collect();
+        Lines::new(path.clone(), 40_000).send(&records).unwrap();
+        let text = std::fs::read_to_string(path).unwrap();
+        let read: Vec<FlowRecord> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(read, records);
     }
 }

@@ -51,8 +51,8 @@ impl Answer {
             Command::LogLevel { .. } => Self::LogLevel(read(document)?),
             Command::Trace { .. } => Self::Trace(read(document)?),
             Command::Flows { .. } => Self::Flows(read(document)?),
-            // The daemon is not asked for a completion.
-            Command::Reload | Command::Completion { .. } => Self::Reload,
+            // Of the last two there is no answer.
+            Command::Reload | Command::KeepFlows { .. } | Command::Completion { .. } => Self::Reload,
         })
     }
 

@@ -7,6 +7,8 @@ use nebula_cni_contract::flow_records::Filter;
 use nebula_linux::clock::since_epoch;
 use serde_json::{Value, json};
 
+use crate::kept;
+
 /// Asks a running nebula, and tells it what to do.
 #[derive(clap::Parser)]
 #[command(name = "nebula-ctl", bin_name = "nebula ctl", version, after_help = AFTER)]
@@ -92,6 +94,10 @@ pub(crate) enum Command {
     /// Show who spoke to whom, how much, and who was refused by which rule: what is left of it in memory, the newest
     /// last. With --json one object a line.
     Flows {
+        /// Read what `keep-flows` has on disk instead; needs no daemon.
+        #[arg(long, value_name = "FOLDER", num_args = 0..=1, default_missing_value = kept::FOLDER,
+            value_hint = clap::ValueHint::DirPath)]
+        kept: Option<PathBuf>,
         /// Only flows with this peer: overlay address, name in its certificate, or address of a Service.
         #[arg(long, value_name = "PEER")]
         peer: Option<String>,
@@ -107,6 +113,18 @@ pub(crate) enum Command {
         /// Only flows seen since then, such as 90s, 15m or 2h ago.
         #[arg(long, value_name = "TIME", value_parser = Filter::span_ms)]
         since: Option<u64>,
+    },
+    /// Keep records of flows on disk: asks the daemon every two seconds, and runs until a signal ends it.
+    KeepFlows {
+        /// Where to.
+        #[arg(long, default_value = kept::FOLDER, value_hint = clap::ValueHint::DirPath)]
+        folder: PathBuf,
+        /// How much at most, in MiB.
+        #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=4096))]
+        max_mib: u64,
+        /// How old records become; whole files are removed, so some go earlier.
+        #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u64).range(1..=720))]
+        hours: u64,
     },
     /// Print the script that completes words for a shell.
     Completion {
@@ -141,20 +159,27 @@ impl Command {
                 let (destination, source) = (ends.last(), ends.first().filter(|_| ends.len() > 1));
                 json!({"command": "trace", "protocol": protocol, "source": source, "destination": destination})
             }
-            Self::Flows { peer, port, protocol, verdict, since } => {
-                let filter = Filter {
-                    peer: peer.clone(),
-                    port: *port,
-                    protocol: *protocol,
-                    verdict: verdict.clone(),
-                    since_ms: since.map(|since| unix_ms().saturating_sub(since)),
-                    ..Filter::default()
-                };
-                let mut request = json!(filter);
+            Self::Flows { .. } => {
+                let mut request = json!(self.filter());
                 request["command"] = "flows".into();
                 request
             }
-            Self::Completion { .. } => Value::Null,
+            Self::KeepFlows { .. } | Self::Completion { .. } => Value::Null,
+        }
+    }
+
+    /// Which flows are asked for.
+    pub(crate) fn filter(&self) -> Filter {
+        match self {
+            Self::Flows { peer, port, protocol, verdict, since, kept: _ } => Filter {
+                peer: peer.clone(),
+                port: *port,
+                protocol: *protocol,
+                verdict: verdict.clone(),
+                since_ms: since.map(|since| unix_ms().saturating_sub(since)),
+                ..Filter::default()
+            },
+            _ => Filter::default(),
         }
     }
 }

@@ -6,14 +6,17 @@ mod answer;
 mod arguments;
 mod daemon;
 mod doctor;
+mod kept;
 mod print;
 mod width;
 
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{CommandFactory as _, Parser as _};
 use nebula_cert::visible;
+use serde_json::Value;
 
 use answer::Answer;
 use arguments::{Arguments, Command};
@@ -33,13 +36,14 @@ fn main() -> ExitCode {
         let script = String::from_utf8_lossy(&script).into_owned();
         return say(&(script + arguments::for_nebula(shell)), ExitCode::SUCCESS);
     }
-    let asked = daemon::find(arguments.socket.as_deref()).and_then(|path| {
-        let document = daemon::ask(&path, &arguments.command.request())?;
-        // Names and texts of others become part of sentences and tables.
-        let answer = Answer::read(&arguments.command, print::visible_values(&document));
-        Ok((answer.map_err(|error| daemon::not_understood(&path, &error))?, document))
-    });
-    match asked {
+    if let Command::KeepFlows { folder, max_mib, hours } = &arguments.command {
+        let bound = kept::Bound { bytes: max_mib << 20, age: Duration::from_secs(hours * 3600) };
+        return match kept::run(arguments.socket.as_deref(), folder, bound) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(failure) => complain(&failure),
+        };
+    }
+    match answer_to(&arguments) {
         Ok((answer, document)) => {
             let findings = answer.findings();
             let code = if answer.is_bad_news(&findings) { FAILED } else { 0 };
@@ -54,16 +58,41 @@ fn main() -> ExitCode {
             };
             say(&text, ExitCode::from(code))
         }
-        Err(failure) => {
-            // What a reload refuses is one line for each finding.
-            let lines: Vec<_> = failure.to_string().lines().map(|line| visible(line).into_owned()).collect();
-            let _ = writeln!(std::io::stderr(), "nebula-ctl: {}", lines.join("\n"));
-            ExitCode::from(match failure {
-                Failure::Refused(_) => FAILED,
-                Failure::Unreachable(_) => UNREACHABLE,
-            })
-        }
+        Err(failure) => complain(&failure),
     }
+}
+
+/// Asks the daemon, or reads what was kept.
+fn answer_to(arguments: &Arguments) -> Result<(Answer, Value), Failure> {
+    if let Command::Flows { kept: Some(folder), .. } = &arguments.command {
+        let read = kept::read(folder, &arguments.command.filter()).map_err(|error| {
+            let hint = match error.kind() {
+                ErrorKind::NotFound => " (`nebula ctl keep-flows` or nebula-flows.service keeps records there)",
+                ErrorKind::PermissionDenied => " (root may)",
+                _ => "",
+            };
+            Failure::Refused(format!("cannot read {}: {error}{hint}", folder.display()))
+        })?;
+        let document = serde_json::to_value(read).unwrap_or_default();
+        let answer = Answer::read(&arguments.command, print::visible_values(&document));
+        let unreadable = |error| Failure::Refused(format!("cannot read {}: {error}", folder.display()));
+        return Ok((answer.map_err(unreadable)?, document));
+    }
+    let path = daemon::find(arguments.socket.as_deref())?;
+    let document = daemon::ask(&path, &arguments.command.request())?;
+    // Names and texts of others become part of sentences and tables.
+    let answer = Answer::read(&arguments.command, print::visible_values(&document));
+    Ok((answer.map_err(|error| daemon::not_understood(&path, &error))?, document))
+}
+
+fn complain(failure: &Failure) -> ExitCode {
+    // What a reload refuses is one line for each finding.
+    let lines: Vec<_> = failure.to_string().lines().map(|line| visible(line).into_owned()).collect();
+    let _ = writeln!(std::io::stderr(), "nebula-ctl: {}", lines.join("\n"));
+    ExitCode::from(match failure {
+        Failure::Refused(_) => FAILED,
+        Failure::Unreachable(_) => UNREACHABLE,
+    })
 }
 
 fn say(text: &str, code: ExitCode) -> ExitCode {

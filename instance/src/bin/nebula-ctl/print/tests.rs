@@ -93,7 +93,7 @@ fn flows_name_both_ends_the_service_the_rule_and_the_way_and_hostile_names_stay_
 }
 
 fn flows_command() -> Command {
-    Command::Flows { peer: None, port: None, protocol: None, verdict: None, since: None }
+    Command::Flows { kept: None, peer: None, port: None, protocol: None, verdict: None, since: None }
 }
 
 #[test]
