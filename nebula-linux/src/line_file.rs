@@ -5,6 +5,8 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use nix::libc;
+
 /// Appends to a file, which becomes `NAME.1` when it has half of what both may have.
 pub struct LineFile {
     path: PathBuf,
@@ -89,7 +91,7 @@ fn open(path: &Path) -> io::Result<Opened> {
         DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     }
     // A pipe must not block, and a link must not lead elsewhere.
-    let flags = nix::libc::O_NONBLOCK | nix::libc::O_NOFOLLOW;
+    let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW;
     let mut file =
         OpenOptions::new().read(true).append(true).create(true).mode(0o600).custom_flags(flags).open(path)?;
     let metadata = file.metadata()?;

@@ -6,7 +6,7 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
 
-use nebula_cni_plugin::attachment::record::{self, Found, Record};
+use nebula_cni_plugin::attachment::record::{self, Found, Record, State};
 use serde::Deserialize;
 
 use crate::durable;
@@ -22,30 +22,34 @@ struct Launch {
 #[serde(default)]
 struct Captured {
     policy: bool,
-    sources: Vec<IpAddr>,
 }
 
-/// The addresses of those pods, by the launch contracts in the state directory; with `in_clear` only of those for which
-/// rules on the node enforce policies on packets in clear, too. Blocks.
-pub(crate) fn addresses(state_dir: &Path, in_clear: bool) -> HashSet<IpAddr> {
+/// The addresses of pods whose instances judge by no program, by the launch contracts in the state directory; with
+/// `in_clear` also of those for which no rules on the node enforce policies on packets in clear. A pod that is just being
+/// attached is none of them: it is closed until that is done. Blocks.
+pub(crate) fn unasked(state_dir: &Path, in_clear: bool) -> HashSet<IpAddr> {
     let networks = fs::read_dir(state_dir).into_iter().flatten().flatten();
     let networks = networks.filter_map(|network| network.file_name().into_string().ok());
     // The folders of the agent and of the cluster table have no record.
     let records = networks.flat_map(|network| record::list(state_dir, &network).unwrap_or_default());
-    records.filter_map(|record| sources(&record, in_clear)).flatten().collect()
+    let unasked = records.filter(|record| is_unasked(record, in_clear));
+    let complete = unasked.filter_map(|path| match Record::load(&path) {
+        Ok(Found::Record(record)) if record.state == State::Running => Some(record.target.pod_address),
+        _ => None,
+    });
+    complete.collect()
 }
 
 /// Whether the instance of the pod with this record asks no policy, or with `in_clear` nothing enforces any on packets
 /// in clear. A record that cannot be read says nothing. Blocks.
 pub(crate) fn is_unasked(record: &Path, in_clear: bool) -> bool {
-    record.is_file() && sources(record, in_clear).is_none()
+    record.is_file() && !(asks(record) && (!in_clear || enforces_in_clear(record)))
 }
 
-fn sources(record: &Path, in_clear: bool) -> Option<Vec<IpAddr>> {
+fn asks(record: &Path) -> bool {
     // It lies beside its record.
-    let bytes = durable::read_bounded(&record.with_extension("launch"), MAX_LAUNCH).ok()?;
-    let Launch { capture } = serde_json::from_slice(&bytes).ok()?;
-    (capture.policy && (!in_clear || enforces_in_clear(record))).then_some(capture.sources)
+    let bytes = durable::read_bounded(&record.with_extension("launch"), MAX_LAUNCH).unwrap_or_default();
+    serde_json::from_slice::<Launch>(&bytes).is_ok_and(|launch| launch.capture.policy)
 }
 
 fn enforces_in_clear(record: &Path) -> bool {
@@ -66,28 +70,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_captured_pods_whose_contract_says_so_judge_by_programs() {
+    fn pods_whose_contract_does_not_say_so_are_named_once_they_are_attached() {
         let dir = tempfile::tempdir().unwrap();
-        let with = |container: &str, contract: &str| {
+        let files = |container: &str| {
             let (network, ifname) = ("net".to_owned(), "eth0".to_owned());
-            let files = Files::new(dir.path(), &Key { network, container_id: container.to_owned(), ifname });
-            fs::create_dir_all(files.dir()).unwrap();
-            fs::write(files.record(), "{}").unwrap();
-            fs::write(files.launch(), contract).unwrap();
+            Files::new(dir.path(), &Key { network, container_id: container.to_owned(), ifname })
         };
-        let captured = |policy: bool, last: u8| json!({"version": 1, "capture": {"policy": policy, "sources": [format!("10.0.0.{last}"), "fd00::1"]}});
-        with("judges", &captured(true, 1).to_string());
-        with("does-not", &captured(false, 2).to_string());
-        with("not-captured", "{\"version\": 1}");
-        with("damaged", "{");
-        let expected = ["10.0.0.1", "fd00::1"].map(|address| address.parse().unwrap());
-        assert_eq!(addresses(dir.path(), false), expected.into());
-        assert!(addresses(dir.path(), true).is_empty(), "no record says so");
-        assert!(addresses(&dir.path().join("none"), false).is_empty());
-        let record = |container: &str| {
-            let (network, ifname) = ("net".to_owned(), "eth0".to_owned());
-            Files::new(dir.path(), &Key { network, container_id: container.to_owned(), ifname }).record()
+        let with = |container: &str, last: u8, state: &str, contract: &str| {
+            let record = json!({"version": 1, "state": state, "network": "net", "container_id": container, "ifname": "eth0",
+                "netns": "/run/netns/x", "netns_id": [4, 9], "pod": {"namespace": "a", "name": "b", "uid": "c"},
+                "pod_address": format!("10.0.0.{last}"), "device": "nebula0", "supervisor": "direct", "instance": "/i",
+                "process": null, "status_socket": "/x"});
+            fs::create_dir_all(files(container).dir()).unwrap();
+            fs::write(files(container).record(), record.to_string()).unwrap();
+            fs::write(files(container).launch(), contract).unwrap();
         };
+        let captured = |policy: bool| json!({"version": 1, "capture": {"policy": policy}}).to_string();
+        with("judges", 1, "running", &captured(true));
+        with("does-not", 2, "running", &captured(false));
+        with("not-captured", 3, "running", "{\"version\": 1}");
+        with("damaged", 4, "running", "{");
+        with("just-being-attached", 5, "intent", "");
+        let named = |in_clear| {
+            let mut all: Vec<String> = unasked(dir.path(), in_clear).iter().map(ToString::to_string).collect();
+            all.sort();
+            all
+        };
+        assert_eq!(named(false), ["10.0.0.2", "10.0.0.3", "10.0.0.4"]);
+        assert_eq!(named(true), ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"], "no record says so");
+        assert!(unasked(&dir.path().join("none"), false).is_empty());
+        let record = |container: &str| files(container).record();
         assert!(is_unasked(&record("does-not"), false) && is_unasked(&record("not-captured"), false));
         assert!(!is_unasked(&record("judges"), false) && is_unasked(&record("judges"), true));
         assert!(!is_unasked(&record("gone"), true));
