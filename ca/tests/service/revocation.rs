@@ -1,4 +1,5 @@
-//! Revocation by people whom the API server knows: rights, previews, what becomes of the pod, and what the audit log says.
+//! Revocation by people whom the API server knows: rights, previews, what becomes of the pod, and what the audit log
+//! says.
 
 use std::fs;
 
