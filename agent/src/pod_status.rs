@@ -174,9 +174,7 @@ fn ask(host: &HostRoot, network: &str, record: &Record) -> PodState {
     let (status, problem) = match answer {
         Ok(status) => (status, None),
         // The system says of a deadline that something is temporarily unavailable.
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-            (Value::Null, Some("its instance does not answer in time".to_owned()))
-        }
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => (Value::Null, Some(HANGS.to_owned())),
         Err(error) => (Value::Null, Some(error.to_string())),
     };
     let pod = &record.target.pod;
@@ -185,6 +183,8 @@ fn ask(host: &HostRoot, network: &str, record: &Record) -> PodState {
 }
 
 const PARALLEL: usize = 16;
+/// The problem of a pod whose instance takes the question and does not answer: it hangs, or somebody stopped it.
+pub(crate) const HANGS: &str = "its instance does not answer in time";
 
 #[cfg(test)]
 mod tests {

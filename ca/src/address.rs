@@ -153,6 +153,15 @@ impl Subject {
         }
     }
 
+    /// Namespace and name of the pod, lighthouses among them; `None` for a host.
+    #[must_use]
+    pub(crate) fn pod(&self) -> Option<(&str, &str)> {
+        match self {
+            Self::Pod { namespace, name, .. } | Self::Lighthouse { namespace, name, .. } => Some((namespace, name)),
+            Self::Host { .. } => None,
+        }
+    }
+
     /// The identity that owns a connection after a valid proof.
     #[must_use]
     pub(crate) fn identity(&self) -> String {

@@ -35,7 +35,8 @@ pub(crate) struct Event<'a> {
     /// `token_created`, `token_revoked`, `revoked`, `kept_out`, `readmitted`, `address_released`, `reloaded`,
     /// `reload_refused` or `refusals_left_out`.
     pub(crate) event: &'static str,
-    /// Address of the caller, `control` for a command on the CA's own host, or `kubernetes`.
+    /// Address of the caller, `control` for a command on the CA's own host, or `kubernetes`. Of what somebody asked for
+    /// through the API server, it is that server's.
     pub(crate) source: String,
     /// The proof that was given: `token ID`, `node`, `node credential`, `pod` or `certificate`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -53,6 +54,12 @@ pub(crate) struct Event<'a> {
     pub(crate) fingerprint: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) not_after: Option<String>,
+    /// Who revoked it or tried to, as the API server knows the user.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) user: Option<&'a str>,
+    /// Why, in the words of that user.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reason: Option<&'a str>,
     /// Why it was refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) code: Option<&'static str>,

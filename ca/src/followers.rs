@@ -2,12 +2,12 @@
 //! in memory only: whoever follows the service asks again within a minute of its start.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use ipnet::IpNet;
-use nebula_cert::{UnixTime, issuance::MAX_WAIT_SECONDS};
+use nebula_cert::{Fingerprint, UnixTime, issuance::MAX_WAIT_SECONDS};
 use serde::{Deserialize, Serialize};
 
 use crate::{address::Subject, issuer::Issuer, refusal::Refusal, store::IssuedRecord};
@@ -93,10 +93,18 @@ impl Followers {
         (heard.last, heard.waits) = (now, waits);
     }
 
-    /// The holders of valid certificates that do not follow the trust at `now`.
-    pub(crate) fn unaware(&self, issuer: &Issuer, now: UnixTime) -> Result<Unaware, Refusal> {
+    /// The holders of valid certificates but for these that do not follow the trust at `now`.
+    pub(crate) fn unaware(
+        &self,
+        issuer: &Issuer,
+        except: &HashSet<Fingerprint>,
+        now: UnixTime,
+    ) -> Result<Unaware, Refusal> {
         let mut newest: HashMap<String, Certified> = HashMap::new();
-        issuer.each_valid(now, |_, issued| {
+        issuer.each_valid(now, |fingerprint, issued| {
+            if except.contains(&fingerprint) {
+                return;
+            }
             let certified = Certified::of(issued);
             let id = certified.subject.identity();
             if newest.get(&id).is_none_or(|known| known.issued <= certified.issued) {

@@ -3,6 +3,7 @@
 mod directory;
 #[cfg(test)]
 mod other_releases;
+mod revocation;
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,6 +21,7 @@ use nebula_cert::issuance::{
     RELEASE_PATH, TRUST_PATH,
 };
 use nebula_cert::listener::Place;
+use nebula_cert::revocation::REVOKE_PATH;
 use serde::de::DeserializeOwned;
 use zeroize::Zeroizing;
 
@@ -33,6 +35,7 @@ pub(crate) fn router(service: Arc<Service>) -> Router {
         .route(NODE_CREDENTIAL_PATH, post(node_credential))
         .route(TRUST_PATH, get(trust))
         .route(DIRECTORY_PATH, get(directory::directory))
+        .route(REVOKE_PATH, post(revocation::revoke))
         .route("/healthz", get(alive))
         .route("/readyz", get(ready))
         .fallback(async || refuse(&Refusal::NotFound))

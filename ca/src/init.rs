@@ -123,7 +123,10 @@ const POLICY_TEXT: &str = r#"// Policy of this CA: who gets which certificate. R
   //   "node_ranges": true,
   //   ConfigMap (namespace/name) into which the CA writes tls.crt and ca.crt, for all who must know whom to trust. Needed
   //   rights, in its namespace: get, patch and create configmaps of that name.
-  //   "trust_config_map": "nebula-system/nebula-trust"
+  //   "trust_config_map": "nebula-system/nebula-trust",
+  //   Whether `kubectl nebula revoke` may revoke certificates, for those whom RBAC allows to delete
+  //   certificates.nebula-cni. Needed right: create subjectaccessreviews.
+  //   "revocation": false
   // },
 
   // Pods of a StatefulSet that are lighthouses, by their own tokens (needs "kubernetes"). Pod number N gets address N of

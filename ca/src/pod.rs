@@ -193,6 +193,8 @@ pub struct KubernetesPolicy {
     pub(crate) node_ranges: bool,
     /// Namespace and name of the ConfigMap that tells a cluster whom to trust.
     pub(crate) trust_config_map: Option<(String, String)>,
+    /// Whether people revoke certificates with tokens of Kubernetes and rights of RBAC.
+    pub(crate) revocation: bool,
 }
 
 impl KubernetesPolicy {

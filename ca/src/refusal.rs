@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use nebula_cert::{Curve, issuance};
+use nebula_cert::{Curve, issuance, revocation};
 
 use crate::{address::DeriveError, cluster::ClusterError};
 
@@ -148,6 +148,27 @@ pub enum Refusal {
     UnknownCertificate,
     #[error("under the present policy the next certificate would differ in name or networks; enrol again")]
     RenewalDiffers,
+    #[error(
+        "certificates are not revoked through Kubernetes here (kubernetes.revocation in policy.jsonc, \
+         ca.revocation.enabled of the chart): use `nebula-ca certificate revoke` where the CA runs"
+    )]
+    RevocationDisabled,
+    #[error(
+        "revoking needs a token for the audience {:?} in the header {}",
+        revocation::AUDIENCE,
+        revocation::TOKEN_HEADER
+    )]
+    NoOperatorToken,
+    #[error("{user} may not {} {}.{} in {place}", revocation::VERB, revocation::RESOURCE, revocation::GROUP)]
+    NotPermitted { user: String, place: String },
+    #[error("{0}")]
+    BadRevocation(revocation::BadRequest),
+    #[error("no valid certificate is that of {0}")]
+    NoSuchCertificate(String),
+    #[error("the blocklist is full ({}); replace the CA certificate instead", crate::revocation::MAX_BLOCKLIST_ENTRIES)]
+    BlocklistFull,
+    #[error("too many requests to revoke certificates; ask again in a minute, or use `nebula-ca certificate revoke`")]
+    TooManyReviews,
     #[error("an enrolment token gives nothing back; prove it by certificate, or use `nebula-ca certificate revoke`")]
     NotReleasable,
     #[error("too many certificates for {of}; the next one in {wait} seconds. Find out what asks so often")]
@@ -202,6 +223,7 @@ impl Refusal {
         match self {
             Self::TooManyCertificates { wait, .. } => Some(*wait),
             Self::TooManyAnswers(_) | Self::AddressInUse { .. } => Some(1),
+            Self::TooManyReviews => Some(60),
             _ => None,
         }
     }
@@ -278,6 +300,13 @@ impl Refusal {
             Self::RenewalTooLate(_) => ("renewal_too_late", 403),
             Self::UnknownCertificate => ("unknown_certificate", 403),
             Self::RenewalDiffers => ("renewal_differs", 403),
+            Self::RevocationDisabled => ("revocation_disabled", 403),
+            Self::NoOperatorToken => ("no_operator_token", 401),
+            Self::NotPermitted { .. } => (revocation::FORBIDDEN, 403),
+            Self::BadRevocation(_) => ("bad_revocation", 400),
+            Self::NoSuchCertificate(_) => ("no_certificate", 404),
+            Self::BlocklistFull => ("blocklist_full", 409),
+            Self::TooManyReviews => ("too_many_reviews", 429),
             Self::NotReleasable => ("not_releasable", 403),
             Self::TooManyCertificates { .. } => ("too_many_certificates", 429),
             Self::InvalidPod { .. } => ("invalid_pod", 400),

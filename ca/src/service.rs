@@ -2,9 +2,10 @@
 //! for a change of the trust bundle.
 
 mod decisions;
+mod revocations;
 
 use std::{
-    collections::VecDeque,
+    collections::{HashSet, VecDeque},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU32, Ordering},
@@ -31,6 +32,7 @@ use crate::{
     issuer::{GivenBack, Issued, Issuer},
     members::Members,
     metrics::{Gauges, Metrics},
+    operators::Operators,
     page::{self, Page, RefusalNote, Shown, View},
     proof::token::TokenHash,
     refusal::Refusal,
@@ -50,6 +52,7 @@ pub(crate) struct Service {
     audit: AuditLog,
     metrics: Metrics,
     admission: Admission,
+    operators: Operators,
     refusals: Mutex<RefusalThrottle>,
     /// Refusals to show on the page; at most [`decisions::MAX_REFUSALS_SHOWN`], newest last.
     last_refusals: Mutex<VecDeque<RefusalNote>>,
@@ -76,6 +79,7 @@ impl Service {
             tls: ArcSwap::from_pointee(tls),
             metrics: Metrics::default(),
             admission: Admission::new(),
+            operators: Operators::new(),
             refusals: Mutex::new(RefusalThrottle::new()),
             last_refusals: Mutex::default(),
             lost_attempts: AtomicU32::new(0),
@@ -405,7 +409,7 @@ impl Service {
             self.refresh_trust();
             self.follow_members();
             // The certificates are blocked, whether or not this can be told.
-            *unaware = self.followers.unaware(&self.issuer, time::now()).ok();
+            *unaware = self.followers.unaware(&self.issuer, &HashSet::new(), time::now()).ok();
         }
         answer
     }

@@ -268,6 +268,13 @@ fn issuance(data: &[u8]) {
     }
     let _ = serde_json::from_slice::<Reply>(data);
     let _ = serde_json::from_slice::<Refusal>(data);
+    if let Ok(request) = serde_json::from_slice::<nebula_cert::revocation::Request>(data)
+        && request.check().is_ok()
+    {
+        let shown = format!("{} {}", request.which, request.reason);
+        assert!(shown.chars().all(nebula_cert::is_visible), "a log would show {shown:?}");
+    }
+    let _ = serde_json::from_slice::<nebula_cert::revocation::Revocation>(data);
 }
 
 /// The cluster table that an instance maps. Addresses are looked up that its own bytes contain, from their end

@@ -8,7 +8,9 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{StreamExt, stream};
 use http_body_util::{BodyExt, Limited};
 use kube::client::Body;
-use nebula_cni_contract::agent_api::{AgentPod, PORT_NAME, Refused, SELECTOR, SERVICE, TOKEN_HEADER, on_node};
+use nebula_cni_contract::agent_api::{
+    AUDIENCE, AgentPod, PORT_NAME, Refused, SELECTOR, SERVICE, TOKEN_HEADER, on_node,
+};
 use nebula_cni_contract::clock::{Clock, SystemClock};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -16,7 +18,7 @@ use tokio::sync::Mutex;
 use zeroize::Zeroizing;
 
 use crate::cli::Place;
-use crate::cluster::{Cluster, ClusterError, is_name};
+use crate::cluster::{Cluster, ClusterError, is_name, may_send_again};
 use crate::identity::{Account, Role};
 use crate::outcome::ToolError;
 
@@ -114,18 +116,8 @@ impl<'a> Agents<'a> {
         if all.is_empty() {
             return Err(ToolError::NoAgents { namespace: place.system_namespace.clone() });
         }
-        let account = Account::choose(place, cluster.namespace.as_deref(), role);
-        let (account, token) = match account.token(cluster).await {
-            Ok(token) => (account, token),
-            // Who may look at all namespaces needs no account in each of them.
-            Err(error) => match account.wider(place) {
-                Some(wider) => {
-                    let token = wider.token(cluster).await.map_err(|_| error)?;
-                    (wider, token)
-                }
-                None => return Err(error.into()),
-            },
-        };
+        let namespace = cluster.namespace.as_deref();
+        let (account, token) = Account::with_token(cluster, place, namespace, role, AUDIENCE).await?;
         Ok(Self { cluster, account, token: Mutex::new((token, SystemClock.now())), all })
     }
 
@@ -133,7 +125,7 @@ impl<'a> Agents<'a> {
     async fn token(&self) -> Result<Zeroizing<String>, ClusterError> {
         let mut token = self.token.lock().await;
         if SystemClock.now().saturating_duration_since(token.1) > RENEW_AFTER {
-            *token = (self.account.token(self.cluster).await?, SystemClock.now());
+            *token = (self.account.token(self.cluster, AUDIENCE).await?, SystemClock.now());
         }
         Ok(token.0.clone())
     }
@@ -257,11 +249,10 @@ impl Agent {
 }
 
 impl AgentError {
-    /// Whether the request did not get from the API server to an agent. Where that is not certain enough for what could
-    /// change something, the API server must say that it had no connection.
+    /// Whether the request did not get from the API server to an agent.
     fn is_on_the_way(&self, is_look: bool) -> bool {
         match self {
-            Self::Proxy { status, message } => *status >= 500 && (is_look || message.contains("dial tcp")),
+            Self::Proxy { status, message } => may_send_again(*status, message, is_look),
             _ => false,
         }
     }

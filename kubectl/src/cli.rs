@@ -43,8 +43,8 @@ pub struct Place {
     /// Namespace of Nebula itself
     #[arg(long, global = true, value_name = "NAMESPACE", default_value = "nebula-system")]
     pub system_namespace: String,
-    /// ServiceAccount as which agents are asked; default: nebula-viewer of the namespace, or of Nebula's own for what
-    /// concerns the whole cluster (nebula-operator to change something)
+    /// ServiceAccount as which agents and the CA are asked; default: nebula-viewer of the namespace, or of Nebula's own
+    /// for what concerns the whole cluster (nebula-operator to change something)
     #[arg(long, global = true, value_name = "NAMESPACE/NAME")]
     pub service_account: Option<Account>,
 }
@@ -83,6 +83,34 @@ pub enum Command {
     Cert(OfPod),
     /// Write an archive for support: states, findings, configuration, events and logs of Nebula, without secrets
     Bundle(Bundle),
+    /// Revoke the certificates of pods or of a host; shows them and asks first
+    Revoke(Revoke),
+}
+
+/// Of `revoke`.
+#[derive(Debug, Args)]
+pub struct Revoke {
+    /// Pods whose certificates to revoke: NAMESPACE/NAME, or NAME
+    #[arg(value_name = "POD", required_unless_present_any = ["fingerprint", "host"], conflicts_with_all = ["fingerprint", "host"])]
+    pub pods: Vec<String>,
+    /// The certificate with this fingerprint, if it is of a pod of the namespace; with -A, whoever it is of
+    #[arg(long, value_name = "HEX", conflicts_with = "host")]
+    pub fingerprint: Option<String>,
+    /// The certificates of the host with this name
+    #[arg(long, value_name = "NAME")]
+    pub host: Option<String>,
+    /// Why, for the audit log of the CA: up to 200 characters
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+    /// Also refuse the pods every further certificate; those that replace them get theirs
+    #[arg(long, conflicts_with = "host")]
+    pub keep_out: bool,
+    /// Only show what would be revoked
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Revoke without a question
+    #[arg(long, conflicts_with = "dry_run")]
+    pub yes: bool,
 }
 
 /// Of `bundle`.
@@ -240,6 +268,11 @@ mod tests {
             &["check", "--only", "weather"],
             &["why", "web", "pay/db"],
             &["why", "shop/web", "pay/db:0"],
+            &["revoke", "web"],
+            &["revoke", "--reason", "x"],
+            &["revoke", "web", "--host", "edge", "--reason", "x"],
+            &["revoke", "--host", "edge", "--keep-out", "--reason", "x"],
+            &["revoke", "web", "--reason", "x", "--yes", "--dry-run"],
             &[],
         ] {
             assert!(Cli::try_parse_from([&["x"], bad].concat()).unwrap_err().use_stderr(), "{bad:?}");

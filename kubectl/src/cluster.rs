@@ -208,6 +208,12 @@ impl Cluster {
     }
 }
 
+/// Whether the API server could not forward a request, so that it may be sent again. Where that is not certain enough
+/// for what could change something, it must say that it had no connection.
+pub(crate) fn may_send_again(status: u16, message: &str, is_look: bool) -> bool {
+    status >= 500 && (is_look || message.contains("dial tcp"))
+}
+
 /// An error with its causes, each of which the one before does not name already.
 fn with_causes(error: &dyn std::error::Error) -> String {
     let (mut text, mut cause) = (error.to_string(), error.source());

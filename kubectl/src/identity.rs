@@ -1,9 +1,8 @@
-//! The ServiceAccount as which agents are asked. Its token is for them alone and lasts ten minutes: credentials of the
-//! user never reach a node.
+//! The ServiceAccount as which agents or the CA are asked. Its token is for them alone and lasts ten minutes:
+//! credentials of the user never leave the API server.
 
 use std::str::FromStr;
 
-use nebula_cni_contract::agent_api::AUDIENCE;
 use serde_json::json;
 use zeroize::Zeroizing;
 
@@ -19,6 +18,8 @@ pub enum Role {
     ClusterViewer,
     /// To change something.
     Operator,
+    /// To change something of one namespace, or of all.
+    NamespaceOperator,
 }
 
 /// A ServiceAccount.
@@ -50,27 +51,56 @@ impl Account {
         if let Some(account) = &place.service_account {
             return account.clone();
         }
-        let name = if role == Role::Operator { "nebula-operator" } else { "nebula-viewer" };
-        let own = namespace.filter(|_| role == Role::Viewer);
+        let is_operator = matches!(role, Role::Operator | Role::NamespaceOperator);
+        let name = if is_operator { "nebula-operator" } else { "nebula-viewer" };
+        let own = namespace.filter(|_| matches!(role, Role::Viewer | Role::NamespaceOperator));
         Self { namespace: own.unwrap_or(&place.system_namespace).to_owned(), name: name.to_owned() }
     }
 
-    /// The account that looks at all namespaces, if this one looks at a single one and was not asked for.
+    /// The account of the same name for all namespaces, if this one is for a single one and was not asked for.
     #[must_use]
     pub fn wider(&self, place: &Place) -> Option<Self> {
-        let wider = Self::choose(place, None, Role::Viewer);
-        (place.service_account.is_none() && self.name == wider.name && *self != wider).then_some(wider)
+        let wider = Self { namespace: place.system_namespace.clone(), name: self.name.clone() };
+        (place.service_account.is_none() && *self != wider).then_some(wider)
     }
 
-    /// Asks the API server for a token.
+    /// The account of [`Account::choose`] and a token of it. Who may use the one for all namespaces needs none in each
+    /// of them.
+    ///
+    /// # Errors
+    /// Says why there is no token of the first account.
+    pub async fn with_token(
+        cluster: &Cluster,
+        place: &Place,
+        namespace: Option<&str>,
+        role: Role,
+        audience: &str,
+    ) -> Result<(Self, Zeroizing<String>), ClusterError> {
+        let account = Self::choose(place, namespace, role);
+        let error = match account.token(cluster, audience).await {
+            Ok(token) => return Ok((account, token)),
+            Err(error) => error,
+        };
+        let Some(wider) = account.wider(place) else { return Err(error) };
+        let token = wider.token(cluster, audience).await.map_err(|_| error)?;
+        Ok((wider, token))
+    }
+
+    /// The name of its user.
+    #[must_use]
+    pub fn user(&self) -> String {
+        format!("system:serviceaccount:{}:{}", self.namespace, self.name)
+    }
+
+    /// Asks the API server for a token that is for this audience.
     ///
     /// # Errors
     /// Says what RBAC forbids, or that there is no such account, and what would help.
-    pub async fn token(&self, cluster: &Cluster) -> Result<Zeroizing<String>, ClusterError> {
+    pub async fn token(&self, cluster: &Cluster, audience: &str) -> Result<Zeroizing<String>, ClusterError> {
         let Self { namespace, name } = self;
         let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token");
         let request = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
-            "spec": {"audiences": [AUDIENCE], "expirationSeconds": LIFE}});
+            "spec": {"audiences": [audience], "expirationSeconds": LIFE}});
         let answer = cluster.post(&path, &request).await.map_err(|error| match error.status() {
             Some(404) => error.hint(format!(
                 "there is no ServiceAccount {name} in namespace {namespace}. With the right to make one: \
@@ -111,6 +141,8 @@ mod tests {
         assert_eq!(chosen(&[], Some("shop"), Role::ClusterViewer), "nebula-system/nebula-viewer");
         assert_eq!(chosen(&["--system-namespace", "n"], Some("shop"), Role::Operator), "n/nebula-operator");
         assert_eq!(chosen(&["--service-account", "a/b"], Some("shop"), Role::Viewer), "a/b");
+        assert_eq!(chosen(&[], Some("shop"), Role::NamespaceOperator), "shop/nebula-operator");
+        assert_eq!(chosen(&[], None, Role::NamespaceOperator), "nebula-system/nebula-operator");
         let wider = |arguments: &[&str], namespace: Option<&str>, role: Role| {
             let cli = Cli::try_parse_from([&["x", "pods"], arguments].concat()).unwrap();
             Account::choose(&cli.place, namespace, role).wider(&cli.place).map(|account| account.namespace)
@@ -118,6 +150,7 @@ mod tests {
         assert_eq!(wider(&[], Some("shop"), Role::Viewer).as_deref(), Some("nebula-system"));
         assert_eq!(wider(&[], None, Role::Viewer), None);
         assert_eq!(wider(&[], Some("shop"), Role::Operator), None);
+        assert_eq!(wider(&[], Some("shop"), Role::NamespaceOperator).as_deref(), Some("nebula-system"));
         assert_eq!(wider(&["--service-account", "shop/nebula-viewer"], Some("shop"), Role::Viewer), None);
         for bad in ["a", "a/", "/b", "a/b/c", "A/b", "../b"] {
             assert_eq!(bad.parse::<Account>(), Err(NoAccount), "{bad}");

@@ -1,13 +1,15 @@
 //! `kubectl nebula`, a plugin of kubectl: shows how Nebula stands in a cluster. It speaks with the API server only,
-//! whose proxy for one Service brings it to the agents of the nodes.
+//! whose proxy for one Service brings it to the agents of the nodes, and for another one to the CA.
 //!
 //! - [`cli`]: the command line; [`outcome`]: how a command ends
-//! - `cluster`: the API server; `identity`: the ServiceAccount as which agents are asked; `agents`: asks them
+//! - `cluster`: the API server; `identity`: the ServiceAccount as which agents and the CA are asked; `agents`,
+//!   `ca`: ask them
 //! - `shown`: tables, JSON and YAML
-//! - `status`, `pods`, `flows`, `why`, `upgrade`, `check`, `doctor`, `cert`, `bundle`, `page`: the commands
+//! - `status`, `pods`, `flows`, `why`, `upgrade`, `check`, `doctor`, `cert`, `bundle`, `page`, `revoke`: the commands
 
 mod agents;
 mod bundle;
+mod ca;
 mod cert;
 pub mod check;
 pub mod cli;
@@ -18,6 +20,7 @@ mod identity;
 pub mod outcome;
 mod page;
 mod pods;
+mod revoke;
 mod shown;
 mod status;
 mod upgrade;
@@ -77,5 +80,6 @@ pub async fn run(cli: &Cli, out: &mut impl Write, notes: &mut impl Write) -> Res
             cert::run(&agents, &wanted, &mut printer).await
         }
         Command::Bundle(options) => bundle::run(&cluster, &cli.place, options, &mut printer).await,
+        Command::Revoke(options) => revoke::run(&mut cluster, &cli.place, options, &mut printer).await,
     }
 }

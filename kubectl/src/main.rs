@@ -30,7 +30,7 @@ fn main() -> ExitCode {
         Err(error) => {
             let lines = error.to_string();
             eprintln!("kubectl nebula: {}", lines.lines().map(visible).collect::<Vec<_>>().join("\n"));
-            ExitCode::from(Outcome::Failed.code())
+            ExitCode::from(error.code())
         }
     }
 }

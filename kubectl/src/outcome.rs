@@ -61,12 +61,23 @@ pub enum ToolError {
     /// The answer cannot be printed.
     #[error("cannot print the answer: {0}")]
     Print(#[from] io::Error),
+    /// The command line asks for what cannot be.
+    #[error("{0}")]
+    Usage(String),
     /// The page cannot be served.
     #[error("cannot serve the page: {0}")]
     Page(String),
     /// A document cannot be written in its form.
     #[error("cannot write the answer as JSON or YAML: {0}")]
     Form(String),
+}
+
+impl ToolError {
+    /// The exit code.
+    #[must_use]
+    pub fn code(&self) -> u8 {
+        if matches!(self, Self::Usage(_)) { Outcome::USAGE } else { Outcome::Failed.code() }
+    }
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 //! | `POST` [`NODE_CREDENTIAL_PATH`] | | [`NodeCredential`] |
 //! | `GET` [`TRUST_PATH`] | | [`Trust`], or status 304 if the caller has it |
 //! | `GET` [`DIRECTORY_PATH`](crate::directory::DIRECTORY_PATH) | | [`Directory`](crate::directory::Directory) |
+//! | `POST` [`REVOKE_PATH`](crate::revocation::REVOKE_PATH) | [`Request`](crate::revocation::Request) | [`Revocation`](crate::revocation::Revocation) |
 //!
 //! Every refusal is a [`Refusal`]. A status of 408, 425, 429 or 5xx is temporary and may be retried later; any other
 //! 4xx is final for this proof. The public key is the only key material that is transmitted.

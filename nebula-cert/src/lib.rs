@@ -87,6 +87,7 @@ pub mod pkcs11;
 mod possession;
 mod prefix;
 pub mod protobuf;
+pub mod revocation;
 mod sign;
 mod signature;
 mod signer;

@@ -9,9 +9,9 @@ use serde_json::Value;
 use super::Api;
 use super::denied::Denied;
 use crate::config::STATE_DIR;
-use crate::pod_status;
+use crate::pod_status::{self, HANGS};
 use crate::readiness::verdict;
-use crate::reconcile::plan::{Protection, Stand};
+use crate::reconcile::plan::{Protection, Reason, Stand};
 use crate::rollout::command;
 use crate::rollout::plan::Request;
 use crate::status::parts;
@@ -19,8 +19,9 @@ use crate::status::parts;
 pub(super) fn status(api: &Api) -> NodeStatus {
     let (standings, pods) = (api.node.readiness.now(), (api.pods)());
     let certificates = pods.iter().filter_map(|(stand, status)| {
-        let not_after = status.as_ref()?.certificate.as_ref()?.not_after;
-        Some(ExpiringCertificate { pod: name(stand), not_after })
+        let certificate = status.as_ref()?.certificate.as_ref()?;
+        let (not_before, not_after) = (certificate.not_before, certificate.not_after);
+        Some(ExpiringCertificate { pod: name(stand), not_before, not_after })
     });
     NodeStatus {
         node: api.name.clone(),
@@ -73,6 +74,7 @@ pub(super) async fn pods(api: &Api, namespace: Option<String>) -> Result<PodStat
         });
         let unprotected = PodState { pod: name(stand), problem, is_unprotected: true, ..PodState::default() };
         match pods.iter_mut().find(|pod| pod.pod == unprotected.pod) {
+            Some(known) if is_hanging(known, &stand.protection) => {}
             Some(known) => known.is_unprotected = true,
             None => pods.push(unprotected),
         }
@@ -80,6 +82,12 @@ pub(super) async fn pods(api: &Api, namespace: Option<String>) -> Result<PodStat
     pods.sort_by(|a, b| (&a.pod, &a.network).cmp(&(&b.pod, &b.network)));
     shorten(&mut pods);
     Ok(PodStates { pods })
+}
+
+/// Whether all that is wrong with a pod is that its instance hangs. Its device and its rules are there still, so what
+/// it sends into the tunnel leaves nowhere in clear.
+fn is_hanging(pod: &PodState, protection: &Protection) -> bool {
+    matches!(protection, Protection::Unprotected(Reason::NoInstance)) && pod.problem.as_deref() == Some(HANGS)
 }
 
 /// What instances say is bounded together, too.
@@ -117,6 +125,18 @@ const MAX_STATUSES: usize = 16 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pod_whose_instance_hangs_does_not_answer_and_one_whose_instance_is_gone_is_unprotected() {
+        let pod = |problem: &str| PodState { problem: Some(problem.to_owned()), ..PodState::default() };
+        let no_instance = Protection::Unprotected(Reason::NoInstance);
+        assert!(is_hanging(&pod(HANGS), &no_instance));
+        assert!(!is_hanging(&pod("Connection refused"), &no_instance));
+        assert!(!is_hanging(&PodState::default(), &no_instance), "it answers now");
+        for other in [Protection::Unprotected(Reason::NoDevice), Protection::CrashLooping { restarts: 3, delay: 1 }] {
+            assert!(!is_hanging(&pod(HANGS), &other), "{other:?}");
+        }
+    }
 
     #[test]
     fn statuses_are_bounded_together_and_small_ones_stay() {

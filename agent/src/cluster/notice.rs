@@ -128,9 +128,10 @@ impl Notice {
     /// The certificate of a pod is not renewed although it expires soon; `None` if all is well.
     #[must_use]
     pub fn certificate_expiring(pod: &Pod, status: &Status, now: i64) -> Option<Self> {
-        let left = status.certificate.as_ref()?.not_after.saturating_sub(now);
+        let certificate = status.certificate.as_ref()?;
+        let left = certificate.not_after.saturating_sub(now);
         // A renewal is due long before; only one that failed is worth telling.
-        let why = status.last_error.as_ref().filter(|_| left < EXPIRES_SOON)?;
+        let why = status.last_error.as_ref().filter(|_| left < certificate.warning_time())?;
         let note = format!(
             "The pod's certificate expires in {} minutes and is not renewed: {why}. Without it the tunnel closes. See \
              whether the CA answers and admits the pod.",
@@ -280,8 +281,6 @@ fn warning(pod: &Pod, reason: &'static str, action: &'static str, note: String) 
 
 /// What is to be done about a pod whose tunnel was closed.
 pub const CLOSED_ADVICE: &str = "If the pod is to go on, delete it: its successor gets a certificate of its own.";
-/// In seconds. Certificates of pods usually live for a day and are renewed after half of that.
-const EXPIRES_SOON: i64 = 3600;
 
 #[cfg(test)]
 mod tests {
@@ -297,10 +296,15 @@ mod tests {
     #[test]
     fn only_a_certificate_that_cannot_be_renewed_is_told_of() {
         let status = |text: &str| serde_json::from_str::<Status>(text).unwrap();
-        let failing = status(r#"{"certificate":{"not_after":10000},"last_error":"connection refused"}"#);
-        assert_eq!(Notice::certificate_expiring(&pod(), &failing, 10_000 - EXPIRES_SOON), None);
+        let failing =
+            status(r#"{"certificate":{"not_before":-76400,"not_after":10000},"last_error":"connection refused"}"#);
+        assert_eq!(Notice::certificate_expiring(&pod(), &failing, 10_000 - 3600), None);
         let told = Notice::certificate_expiring(&pod(), &failing, 10_000 - 1800).unwrap();
         assert!(told.note.contains("30 minutes") && told.note.contains("connection refused"), "{told:?}");
+        // A quarter of the life of one that lives for an hour.
+        let short = status(r#"{"certificate":{"not_before":6400,"not_after":10000},"last_error":"x"}"#);
+        let told = |at| Notice::certificate_expiring(&pod(), &short, at).is_some();
+        assert_eq!([told(9_100), told(9_101)], [false, true]);
         let well = status(r#"{"certificate":{"not_after":10000},"last_error":null}"#);
         assert_eq!(Notice::certificate_expiring(&pod(), &well, 9_000), None);
         assert_eq!(Notice::certificate_expiring(&pod(), &status("{}"), 9_000), None);

@@ -12,7 +12,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use tokio::runtime::Handle;
 
 use super::{
-    Asker, Cluster, ClusterError, ConfigData, Metadata, Pod, PodId, Review, Taken,
+    Action, Asker, Cluster, ClusterError, ConfigData, Metadata, Pod, PodId, Review, Taken, User,
     follow::Followed,
     occupancy::Node,
     request::{ANSWER_WITHIN, Ask, answer, url_encoded},
@@ -82,6 +82,33 @@ impl Cluster for ApiServer {
         let answer: Option<Answer> = self.ask(what, request)?;
         let missing = || ClusterError::Status { status: 404, what, message: "no such path".to_owned() };
         answer.map(|answer| answer.status).ok_or_else(missing)
+    }
+
+    fn permits(&self, user: &User, action: &Action<'_>) -> Result<bool, ClusterError> {
+        #[derive(Deserialize)]
+        struct Answer {
+            #[serde(default)]
+            status: Verdict,
+        }
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct Verdict {
+            allowed: bool,
+            denied: bool,
+        }
+        let attributes = serde_json::json!({"group": action.group, "version": "v1", "resource": action.resource,
+            "verb": action.verb, "namespace": action.namespace.unwrap_or_default()});
+        let body = serde_json::json!({
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {"user": user.username, "uid": user.uid, "groups": user.groups, "extra": user.extra,
+                "resourceAttributes": attributes},
+        });
+        let what = "a SubjectAccessReview";
+        let request = Ask::post("/apis/authorization.k8s.io/v1/subjectaccessreviews", body.to_string());
+        let answer: Option<Answer> = self.ask(what, request)?;
+        let missing = || ClusterError::Status { status: 404, what, message: "no such path".to_owned() };
+        answer.map(|Answer { status }| status.allowed && !status.denied).ok_or_else(missing)
     }
 
     fn pod(&self, namespace: &str, name: &str) -> Result<Option<Pod>, ClusterError> {

@@ -31,6 +31,8 @@ pub(crate) use self::occupancy::{Asker, Taken};
 pub(crate) trait Cluster: Send + Sync {
     /// Asks who owns `token`, which must be for this audience.
     fn review(&self, token: &str, audience: &str) -> Result<Review, ClusterError>;
+    /// Whether a user may do that, as the API server decides it.
+    fn permits(&self, user: &User, action: &Action<'_>) -> Result<bool, ClusterError>;
     /// The pod with this name.
     fn pod(&self, namespace: &str, name: &str) -> Result<Option<Pod>, ClusterError>;
     /// The ranges from which a node assigns addresses to its pods; empty if unknown.
@@ -99,8 +101,21 @@ pub(crate) struct Review {
 #[serde(default)]
 pub(crate) struct User {
     pub(crate) username: String,
+    uid: String,
+    /// Null in JSON if there are none.
+    groups: Option<Vec<String>>,
     /// Values by name; null in JSON if there are none.
     extra: Option<BTreeMap<String, Vec<String>>>,
+}
+
+/// What a user wants to do with a resource.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Action<'a> {
+    pub(crate) verb: &'a str,
+    pub(crate) group: &'a str,
+    pub(crate) resource: &'a str,
+    /// `None`: in the whole cluster.
+    pub(crate) namespace: Option<&'a str>,
 }
 
 impl User {

@@ -6,7 +6,7 @@ use super::{CommandError, CommandOutcome, ListedCertificate, ListedPod, Operator
 use crate::{
     address::Subject,
     audit::Event,
-    policy::MAX_RENEWAL_GRACE,
+    revocation,
     store::{IssuedRecord, KeptOut, StoreError},
 };
 
@@ -25,29 +25,16 @@ impl Operator<'_> {
         let (fingerprints, is_foreign) = match which.parse::<Fingerprint>() {
             Ok(fingerprint) => (vec![fingerprint], self.store.issued(&fingerprint)?.is_none()),
             Err(_) => {
-                let mut meant = Vec::new();
-                // An expired one of a host may be good for a renewal.
-                let is_over = |issued: &IssuedRecord| match issued.subject {
-                    Subject::Host { .. } => issued.not_after.saturating_add(MAX_RENEWAL_GRACE) < now,
-                    Subject::Pod { .. } | Subject::Lighthouse { .. } => issued.not_after < now,
-                };
-                let is_meant = |issued: &IssuedRecord| {
-                    is_called(issued, which)
-                        && !is_over(issued)
-                        && (issued.revoked.is_none() || issued.not_after >= now)
-                };
-                let visit = &mut |fingerprint, issued| meant.extend(is_meant(&issued).then_some(fingerprint));
-                self.store.each_issued(visit)?;
-                (meant, false)
+                let meant = revocation::find(self.store, |issued| is_called(issued, which), now)?;
+                (meant.into_iter().map(|(fingerprint, _)| fingerprint).collect(), false)
             }
         };
         if fingerprints.is_empty() {
             return Err(CommandError::NoCertificate(which.to_owned()));
         }
-        if self.store.blocklist(now)?.len() + fingerprints.len() > MAX_BLOCKLIST_ENTRIES {
+        if !revocation::has_room(self.store, fingerprints.len(), now)? {
             return Err(CommandError::BlocklistFull);
         }
-        // Keep out first: a pod that learns of its revocation asks for another certificate at once.
         let kept_out = if keep_out { self.keep_out(&fingerprints, now)? } else { Vec::new() };
         self.store.revoke(&fingerprints, now)?;
         let ends = self.last_second(&fingerprints)?;
@@ -70,21 +57,13 @@ impl Operator<'_> {
 
     /// Keeps out the pods that these certificates belong to.
     pub(super) fn keep_out(&self, fingerprints: &[Fingerprint], now: UnixTime) -> Result<Vec<ListedPod>, CommandError> {
-        let mut pods: Vec<ListedPod> = Vec::new();
+        let mut subjects = Vec::new();
         for fingerprint in fingerprints {
-            let subject = self.store.issued(fingerprint)?.map(|issued| issued.subject);
-            let Some(Subject::Pod { namespace, name, uid, .. }) = subject else {
-                return Err(CommandError::NotAPod);
-            };
-            let pod = ListedPod { namespace, name, uid };
-            if !pods.contains(&pod) {
-                pods.push(pod);
-            }
+            subjects.push(self.store.issued(fingerprint)?.ok_or(CommandError::NotAPod)?.subject);
         }
-        for ListedPod { namespace, name, uid } in &pods {
-            let until = now.saturating_add(KEEP_OUT_SECONDS);
-            let record = KeptOut { namespace: namespace.clone(), name: name.clone(), since: now, until };
-            self.store.keep_out(uid, &record)?;
+        let pods = revocation::pods_of(&subjects).ok_or(CommandError::NotAPod)?;
+        revocation::keep_out(self.store, &pods, now)?;
+        for ListedPod { namespace, name, .. } in &pods {
             self.write_audit(
                 Event { event: "kept_out", name: Some(&format!("{namespace}/{name}")), ..Event::default() },
                 now,
@@ -143,8 +122,3 @@ fn is_called(issued: &IssuedRecord, which: &str) -> bool {
     };
     is_of_pod || issued.name == which
 }
-
-/// UIDs are not reused, and no pod gets that old.
-const KEEP_OUT_SECONDS: i64 = 366 * 86_400;
-/// A blocklist of this size fits into [`nebula_cert::issuance::MAX_REPLY`] with room for the rest.
-pub(super) const MAX_BLOCKLIST_ENTRIES: usize = 50_000;

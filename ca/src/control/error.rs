@@ -5,8 +5,10 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use nebula_cert::{Curve, HostKeyError, with_causes};
 
-use super::certificates::MAX_BLOCKLIST_ENTRIES;
-use crate::{address::Subject, authority::GrantError, ledger_copy::CopyError, store::StoreError};
+use crate::{
+    address::Subject, authority::GrantError, ledger_copy::CopyError, revocation::MAX_BLOCKLIST_ENTRIES,
+    store::StoreError,
+};
 
 /// Why a command was refused.
 #[derive(Debug, thiserror::Error)]

@@ -5,6 +5,7 @@ use std::path::Path;
 use axum::body::Bytes;
 use nebula_cert::directory::Directory;
 use nebula_cert::issuance::{NodeCredential, Refusal as Refused, Release, Released, Reply, Request, Trust};
+use nebula_cert::revocation::{self, Revocation};
 use nebula_cni_contract::recorded::hold;
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +23,8 @@ struct Messages {
     node_credential: NodeCredential,
     refusal: Refused,
     directory: Directory,
+    revocations: Vec<revocation::Request>,
+    revocation: Revocation,
 }
 
 #[test]

@@ -102,7 +102,7 @@ impl WatchedStore {
     }
 
     /// Takes one step on the store; its failure is a refusal, and is noted.
-    pub(super) fn run<T>(&self, step: impl FnOnce(&dyn Store) -> Result<T, StoreError>) -> Result<T, Refusal> {
+    pub(crate) fn run<T>(&self, step: impl FnOnce(&dyn Store) -> Result<T, StoreError>) -> Result<T, Refusal> {
         step(&*self.store).map_err(|error| self.failed(&error))
     }
 

@@ -95,6 +95,8 @@ struct KubernetesFile {
     #[serde(default = "default_node_ranges")]
     node_ranges: bool,
     trust_config_map: Option<String>,
+    #[serde(default)]
+    revocation: bool,
 }
 
 #[derive(Deserialize)]
@@ -372,6 +374,7 @@ impl KubernetesFile {
             audience: self.audience,
             kubeconfig: self.kubeconfig,
             node_ranges: self.node_ranges,
+            revocation: self.revocation,
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// The owner of `token`, if the API server confirms it for `audience`.
-fn review(cluster: &dyn Cluster, audience: &str, token: &str, now: UnixTime) -> Result<User, Refusal> {
+pub(crate) fn review(cluster: &dyn Cluster, audience: &str, token: &str, now: UnixTime) -> Result<User, Refusal> {
     // The API server answers an empty token with a bad request. Tokens have a few thousand characters.
     if token.trim().is_empty() || token.len() > MAX_TOKEN_LENGTH {
         return Err(Refusal::TokenRejected("it is empty or absurdly long".to_owned()));

@@ -28,7 +28,7 @@ impl Service {
         let now = time::now();
         self.metrics.count("unreadable", "none", refusal.code());
         if !self.admission.note_failure(caller.0, now) {
-            self.note_refused(None, refusal, caller, now);
+            self.note_refused(Event::default(), refusal, caller, now);
         }
     }
 
@@ -45,7 +45,17 @@ impl Service {
         if refusal.is_failed_proof() && self.admission.has_failed(proof, caller.0, now) {
             return Err(Refusal::TooManyFailures);
         }
-        self.note_refused(Some(proof), refusal, caller, now);
+        let subject = match proof {
+            // Only text that passed validation goes into the log as a name.
+            Proof::Node { pod, .. } | Proof::Provisional { pod, .. }
+                if proof::node::check_pod(pod).is_ok() && !refusal.is_failed_proof() =>
+            {
+                Some(format!("pod {}/{}", pod.namespace, pod.name))
+            }
+            _ => None,
+        };
+        let about = Event { proof: Some(describe(proof)), subject, ..Event::default() };
+        self.note_refused(about, refusal, caller, now);
         Ok(())
     }
 
@@ -109,40 +119,25 @@ impl Service {
         }
     }
 
-    fn note_refused(&self, proof: Option<&Proof>, refusal: &Refusal, caller: Caller, now: UnixTime) {
+    /// Records a refusal; `about` says what was asked for, and by whom.
+    pub(super) fn note_refused(&self, about: Event<'_>, refusal: &Refusal, caller: Caller, now: UnixTime) {
         if !self.refusals().admits(caller.0, now) {
             return;
         }
         let code = refusal.code();
         tracing::warn!(code, source = %caller.0, "request refused: {refusal}");
-        let subject = match proof {
-            // Only text that passed validation goes into the log as a name.
-            Some(Proof::Node { pod, .. } | Proof::Provisional { pod, .. })
-                if proof::node::check_pod(pod).is_ok() && !refusal.is_failed_proof() =>
-            {
-                Some(format!("pod {}/{}", pod.namespace, pod.name))
-            }
-            _ => None,
-        };
         let message = refusal.to_string();
         {
-            let note =
-                RefusalNote { at: now, source: caller.0, code, subject: subject.clone(), message: message.clone() };
+            let subject = about.subject.clone();
+            let note = RefusalNote { at: now, source: caller.0, code, subject, message: message.clone() };
             let mut last = self.last_refusals();
             last.push_back(note);
             if last.len() > MAX_REFUSALS_SHOWN {
                 last.pop_front();
             }
         }
-        let event = Event {
-            event: "refused",
-            source: caller.0.to_string(),
-            proof: proof.map(describe),
-            subject,
-            code: Some(code),
-            message: Some(message),
-            ..Event::default()
-        };
+        let event =
+            Event { event: "refused", source: caller.0.to_string(), code: Some(code), message: Some(message), ..about };
         self.audit.write(&event, now);
     }
 

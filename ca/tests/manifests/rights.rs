@@ -76,9 +76,10 @@ fn each_right_that_the_chart_gives_is_explained_in_security_md() {
 }
 
 /// The API server's proxy for pods would reach every port of every node through the agents, which have no network of
-/// their own. That for Services is limited by the name in its URL to one port of one Service.
+/// their own. That for Services is limited by the name in its URL to one port of one Service: of the agents, or of the
+/// CA.
 #[test]
-fn the_proxy_is_given_for_the_port_of_the_agents_service_only_and_bound_to_nobody() {
+fn the_proxy_is_given_for_one_port_of_two_services_only_and_bound_to_nobody() {
     let mut seen = 0;
     for path in ALL {
         let documents = documents(path);
@@ -90,25 +91,27 @@ fn the_proxy_is_given_for_the_port_of_the_agents_service_only_and_bound_to_nobod
                     continue;
                 }
                 seen += 1;
+                let name = role["metadata"]["name"].as_str().expect("a name");
+                let (service, port, verbs): (_, _, &[&str]) = match name {
+                    "nebula-kubectl" => ("nebula-cni-agent-api", "api", &["get", "create"]),
+                    "nebula-kubectl-revoke" => ("nebula-ca", "https", &["create"]),
+                    _ => panic!("{path}: {name} gives a proxy"),
+                };
                 assert_eq!(
-                    (&role["kind"], &role["metadata"]["name"]),
-                    (&"Role".into(), &"nebula-kubectl".into()),
+                    (&role["kind"], &resources[..]),
+                    (&"Role".into(), &["services/proxy".to_owned()][..]),
                     "{path}"
                 );
-                assert_eq!(resources, ["services/proxy"], "{path}");
-                assert_eq!(texts(&rule["resourceNames"]), ["https:nebula-cni-agent-api:api"], "{path}");
-                assert_eq!(texts(&rule["verbs"]), ["get", "create"], "{path}");
-                let service =
-                    documents.iter().find(|it| it["metadata"]["name"] == "nebula-cni-agent-api").expect("a Service");
-                assert_eq!(
-                    (&service["kind"], &service["spec"]["ports"][0]["name"]),
-                    (&"Service".into(), &"api".into())
-                );
+                assert_eq!(texts(&rule["resourceNames"]), [format!("https:{service}:{port}")], "{path}");
+                assert_eq!(texts(&rule["verbs"]), verbs, "{path}");
+                let is_meant = |it: &&Value| it["kind"] == "Service" && it["metadata"]["name"] == service;
+                let service = documents.iter().find(is_meant).expect("a Service");
+                assert_eq!(service["spec"]["ports"][0]["name"], port, "{path}");
                 assert_eq!(service["metadata"]["namespace"], role["metadata"]["namespace"], "{path}");
             }
         }
     }
-    assert_eq!(seen, 2, "the manifests with agent.api.port");
+    assert_eq!(seen, 4, "two manifests have both, with agent.api.port and ca.revocation");
     let given = given();
     let proxies: Vec<_> = given.iter().filter(|((_, _, on), _)| on.iter().any(|on| on.ends_with("/proxy"))).collect();
     assert!(proxies.is_empty(), "{proxies:?}");

@@ -25,7 +25,7 @@ const ATTACKER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 7);
 /// A third of the time that a pod's start has.
 const SOON: Duration = Duration::from_secs(6);
 
-type Stream = StreamOwned<ClientConnection, TcpStream>;
+pub(crate) type Stream = StreamOwned<ClientConnection, TcpStream>;
 
 /// A service with systemd's default limit of open files, and connections to it from any source address.
 struct Target {
@@ -45,27 +45,16 @@ impl Target {
         setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
         let ca = Ca::init();
         let service = ca.serve_under(&["prlimit", &format!("--nofile={}:{hard}", limit.unwrap_or(hard))]);
-        let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_slice(ca.text("tls.crt").as_bytes()).unwrap()).unwrap();
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let tls = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-        let tls = Arc::new(tls.with_root_certificates(roots).with_no_client_auth());
+        let tls = trusting(&ca.text("tls.crt"));
         Self { ca, service, tls }
     }
 
     fn connect(&self, source: Ipv4Addr) -> TcpStream {
-        let fd = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
-        let [a, b, c, d] = source.octets();
-        bind(fd.as_raw_fd(), &SockaddrIn::new(a, b, c, d, 0)).unwrap();
-        connect(fd.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, self.service.address.port())).unwrap();
-        let stream = TcpStream::from(fd);
-        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-        stream
+        connect_from(source, self.service.address.port())
     }
 
     fn connect_tls(&self, source: Ipv4Addr) -> Stream {
-        let connection = ClientConnection::new(Arc::clone(&self.tls), "localhost".try_into().unwrap()).unwrap();
-        StreamOwned::new(connection, self.connect(source))
+        connect_tls_from(source, self.service.address.port(), &self.tls)
     }
 
     fn body(&self, pod: Pod) -> Vec<u8> {
@@ -85,8 +74,39 @@ impl Target {
     }
 }
 
+/// Settings of a client that trusts this certificate only.
+pub(crate) fn trusting(certificate: &str) -> Arc<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let tls = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    Arc::new(tls.with_root_certificates(roots).with_no_client_auth())
+}
+
+fn connect_from(source: Ipv4Addr, port: u16) -> TcpStream {
+    let fd = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
+    let [a, b, c, d] = source.octets();
+    bind(fd.as_raw_fd(), &SockaddrIn::new(a, b, c, d, 0)).unwrap();
+    connect(fd.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, port)).unwrap();
+    let stream = TcpStream::from(fd);
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    stream
+}
+
+/// A connection from this address to a service on 127.0.0.1.
+pub(crate) fn connect_tls_from(source: Ipv4Addr, port: u16, tls: &Arc<ClientConfig>) -> Stream {
+    let connection = ClientConnection::new(Arc::clone(tls), "localhost".try_into().unwrap()).unwrap();
+    StreamOwned::new(connection, connect_from(source, port))
+}
+
 /// Status and head of the answer; the body is read, too.
-fn ask(stream: &mut Stream, method: &str, path: &str, header: &str, body: &[u8]) -> std::io::Result<(u16, String)> {
+pub(crate) fn ask(
+    stream: &mut Stream,
+    method: &str,
+    path: &str,
+    header: &str,
+    body: &[u8],
+) -> std::io::Result<(u16, String)> {
     let length = body.len();
     write!(stream, "{method} {path} HTTP/1.1\r\nhost: localhost\r\n{header}content-length: {length}\r\n\r\n")?;
     stream.write_all(body)?;

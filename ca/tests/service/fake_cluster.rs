@@ -2,7 +2,7 @@
 //! nodes are recorded as well, and changed where a test is about the change.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fs,
     io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
@@ -56,6 +56,10 @@ struct State {
     /// What became of them, for watches: path, kind of change and object. The number of changes is the version.
     changes: Vec<(String, &'static str, Value)>,
     asked: Vec<String>,
+    /// User, verb, resource and namespace of what is allowed; an empty namespace: in all.
+    permissions: HashSet<[String; 4]>,
+    /// The status of every answer about permissions, if it is no answer.
+    access_status: Option<u16>,
 }
 
 impl State {
@@ -96,6 +100,8 @@ impl FakeCluster {
             objects: HashMap::new(),
             changes: Vec::new(),
             asked: Vec::new(),
+            permissions: HashSet::new(),
+            access_status: None,
         }));
         let cluster = Self { state, cases, directory: tempfile::tempdir().unwrap() };
         cluster.set_pod("p2", &cluster.recorded("get pod as node")["response"].clone());
@@ -133,6 +139,23 @@ impl FakeCluster {
         self.state().reviews.insert((token.to_owned(), AUDIENCE.to_owned()), (201, response));
     }
 
+    /// Adds the token of a user, for this audience only.
+    pub(crate) fn add_user(&self, token: &str, user: &str, audience: &str) {
+        let user = json!({"username": user, "uid": "u", "groups": ["system:authenticated"], "extra": {"k": ["v"]}});
+        let review = json!({"status": {"authenticated": true, "audiences": [audience], "user": user}});
+        self.state().reviews.insert((token.to_owned(), audience.to_owned()), (201, review));
+    }
+
+    /// As a RoleBinding does; an empty namespace is that of a ClusterRoleBinding.
+    pub(crate) fn allow(&self, user: &str, verb: &str, resource: &str, namespace: &str) {
+        self.state().permissions.insert([user, verb, resource, namespace].map(str::to_owned));
+    }
+
+    /// Answers with that status whether somebody may do something.
+    pub(crate) fn refuse_access_reviews(&self, status: Option<u16>) {
+        self.state().access_status = status;
+    }
+
     /// The data of the ConfigMap `shop/nebula-trust`.
     pub(crate) fn config_map(&self) -> Option<Value> {
         self.state().objects.get(CONFIG_MAP).map(|object| object["data"].clone())
@@ -149,6 +172,16 @@ impl FakeCluster {
         pod["metadata"]["uid"] = uid.into();
         change(&mut pod);
         self.set_pod(name, &pod);
+    }
+
+    /// The same in another namespace.
+    pub(crate) fn add_pod_in(&self, namespace: &str, name: &str, uid: &str, change: impl FnOnce(&mut Value)) {
+        let mut pod = self.recorded("get pod as node")["response"].clone();
+        for (field, value) in [("namespace", namespace), ("name", name), ("uid", uid)] {
+            pod["metadata"][field] = value.into();
+        }
+        change(&mut pod);
+        self.state().put(&format!("/api/v1/namespaces/{namespace}/pods/{name}"), pod);
     }
 
     pub(crate) fn change_pod(&self, name: &str, change: impl FnOnce(&mut Value)) {
@@ -192,6 +225,11 @@ impl FakeCluster {
     /// How many requests it has received.
     pub(crate) fn asked(&self) -> usize {
         self.state().asked.len()
+    }
+
+    /// How many requests it has received whose path has this part.
+    pub(crate) fn asked_for(&self, part: &str) -> usize {
+        self.state().asked.iter().filter(|path| path.contains(part)).count()
     }
 
     pub(crate) fn kubeconfig(&self) -> PathBuf {
@@ -327,6 +365,22 @@ fn answer(state: &Mutex<State>, method: &str, path: &str, body: &[u8]) -> (u16, 
         let unknown = (201, json!({"status": {"user": {}, "error": "invalid bearer token"}}));
         let (status, response) = state.reviews.get(&key).unwrap_or(&unknown);
         return (*status, response.to_string());
+    }
+    if method == "POST" && path == "/apis/authorization.k8s.io/v1/subjectaccessreviews" {
+        if let Some(status) = state.access_status {
+            return (status, json!({"kind": "Status", "status": "Failure", "message": "no"}).to_string());
+        }
+        let review: Value = serde_json::from_slice(body).unwrap();
+        let (spec, wanted) = (&review["spec"], &review["spec"]["resourceAttributes"]);
+        // What the review of the token said of the user comes with it.
+        assert_eq!((&spec["uid"], &spec["groups"][0]), (&json!("u"), &json!("system:authenticated")), "{review}");
+        assert_eq!((&spec["extra"]["k"][0], &wanted["group"]), (&json!("v"), &json!("nebula-cni")), "{review}");
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        let mut asked = [&spec["user"], &wanted["verb"], &wanted["resource"], &wanted["namespace"]].map(text);
+        let is_of_namespace = state.permissions.contains(&asked);
+        asked[3].clear();
+        let is_allowed = is_of_namespace || state.permissions.contains(&asked);
+        return (201, json!({"status": {"allowed": is_allowed}}).to_string());
     }
     for (start, part) in [("/api/v1/pods?", "/pods/"), ("/api/v1/nodes?", "/nodes/")] {
         if path.starts_with(start) {

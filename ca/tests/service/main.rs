@@ -29,5 +29,7 @@ mod postgres_replicas;
 mod postgres_server;
 #[cfg(feature = "postgres")]
 mod postgres_tls;
+#[cfg(feature = "kubernetes")]
+mod revocation;
 mod running;
 mod tokens;

@@ -205,6 +205,32 @@ fn what_one_service_does_the_other_knows() {
 }
 
 #[test]
+#[cfg(feature = "kubernetes")]
+#[ignore = "needs the Debian package postgresql"]
+fn a_revocation_at_one_replica_is_published_by_the_other_which_knows_of_it() {
+    use crate::{fake_cluster::FakeCluster, revocation};
+    let cluster = FakeCluster::start("1.36.2");
+    revocation::users(&cluster);
+    let server = PostgresServer::start();
+    let [one, two] = replicas(&server, &revocation::policy(&cluster).to_string());
+    let (first, second) = (one.serve(), two.serve());
+    let name = revocation::web().name;
+    cluster.add_pod(&name, &revocation::web().uid, |_| {});
+    let reply = first.caller.pod(&cluster.agent_token(), revocation::web(), &key()).unwrap();
+    let fingerprint = verified(&reply).fingerprint().to_string();
+    let request = revocation::of_pod("shop", &name);
+    let revoked = second.caller.revoke(revocation::SHOP, &request).unwrap();
+    assert_eq!((revoked.new, revoked.spread.published_within, revoked.spread.is_partial), (1, 1, true));
+    let began = Instant::now();
+    while !first.caller.get("/v1/trust", "").2.contains(&fingerprint) {
+        assert!(began.elapsed() < Duration::from_secs(4), "the other replica publishes it");
+        thread::sleep(Duration::from_millis(50));
+    }
+    let again = first.caller.revoke(revocation::SHOP, &request).unwrap();
+    assert_eq!((again.new, again.total), (0, 1), "it was revoked before");
+}
+
+#[test]
 #[ignore = "needs the Debian package postgresql"]
 fn the_directory_is_one_whatever_replica_is_asked() {
     let server = PostgresServer::start();

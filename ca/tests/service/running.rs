@@ -14,6 +14,7 @@ use std::{
 use nebula_cert::{
     CaPool, Certificate, Curve, PrivateKey, VerifiedCertificate,
     issuance::{ASKER_HEADER, NODE_CREDENTIAL_PATH, NodeCredential, Pod, Proof, Release, Released, Reply, Request},
+    revocation::{self, REVOKE_PATH, Revocation, TOKEN_HEADER},
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -261,6 +262,23 @@ impl Caller {
         let mut text = String::new();
         reply.body_mut().as_reader().read_to_string(&mut text)?;
         Ok((reply.status().as_u16(), text))
+    }
+
+    /// Returns status and body of a request with the token of somebody who revokes; an empty one is left out.
+    pub(crate) fn post_with(&self, path: &str, token: &str, body: &[u8]) -> (u16, String) {
+        let request = self.agent.post(format!("{}{path}", self.url));
+        let request = if token.is_empty() { request } else { request.header(TOKEN_HEADER, token) };
+        let mut reply = request.send(body).unwrap();
+        (reply.status().as_u16(), reply.body_mut().read_to_string().unwrap())
+    }
+
+    /// Revokes certificates.
+    pub(crate) fn revoke(&self, token: &str, request: &revocation::Request) -> Result<Revocation, (u16, String)> {
+        let (status, text) = self.post_with(REVOKE_PATH, token, &serde_json::to_vec(request).unwrap());
+        match status {
+            200 => Ok(serde_json::from_str(&text).unwrap()),
+            _ => Err((status, code(&text))),
+        }
     }
 
     /// The credential that the agent with this token gets for its node.

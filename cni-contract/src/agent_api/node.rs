@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use serde::{Deserialize, Serialize};
 
 use super::UpgradeState;
+use crate::instance_status::warning_time;
 
 /// How a node stands.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,8 +65,18 @@ pub struct PodCounts {
 pub struct ExpiringCertificate {
     /// `namespace/name`.
     pub pod: String,
-    /// In seconds since 1970.
+    /// In seconds since 1970, as is `not_after`. 0: an agent of an earlier release does not say.
+    pub not_before: i64,
+    /// When it expires.
     pub not_after: i64,
+}
+
+impl ExpiringCertificate {
+    /// Whether it should have been renewed by `now`.
+    #[must_use]
+    pub fn is_late(&self, now: i64) -> bool {
+        self.not_after.saturating_sub(now) < warning_time(self.not_before, self.not_after)
+    }
 }
 
 /// A table of all parts. All texts are printed as they are.

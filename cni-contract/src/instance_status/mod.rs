@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 pub use parts::{
     Certificate, ClusterTable, DroppedPacket, FollowedSettings, LostPeer, PolicyRefusal, PolicyVerdicts, RefusedCaller,
-    TableState, Trouble, Tunnel,
+    TableState, Trouble, Tunnel, warning_time,
 };
 pub use seen_flows::{FLOWS_PATH, SeenFlow, SeenFlows, seen_flows};
 

@@ -23,8 +23,14 @@ impl Certificate {
     /// third of its life is left.
     #[must_use]
     pub fn warning_time(&self) -> i64 {
-        (self.not_after.saturating_sub(self.not_before) / 4).clamp(0, MOST_WARNING)
+        warning_time(self.not_before, self.not_after)
     }
+}
+
+/// [`Certificate::warning_time`] of a certificate that is valid from one second to another.
+#[must_use]
+pub fn warning_time(not_before: i64, not_after: i64) -> i64 {
+    (not_after.saturating_sub(not_before) / 4).clamp(0, MOST_WARNING)
 }
 
 /// A tunnel with a peer.

@@ -101,7 +101,7 @@ fn judge_nodes(known: &[&NodeStatus], now: i64, report: &mut Report) {
             let hint = "instances renew certificates long before: look at the CA, and at kubectl nebula pods";
             if left <= 0 {
                 report.bad(Category::Pods, format!("the certificate of {} has expired", first.pod), hint);
-            } else if left < SOON {
+            } else if first.is_late(now) {
                 report.warn(
                     Category::Pods,
                     format!("the certificate of {} expires in {}", first.pod, span(left)),
@@ -142,8 +142,6 @@ const WORKLOADS: [(Category, &str, &str); 3] = [
     (Category::Lighthouses, "statefulsets", "nebula-lighthouse"),
     (Category::Agents, "daemonsets", "nebula-cni-agent"),
 ];
-/// Certificates of pods last hours, and are renewed when a part of their life is left.
-const SOON: i64 = 1800;
 
 #[cfg(test)]
 mod tests {
@@ -176,7 +174,8 @@ mod tests {
             NodeStatus { pods: PodCounts { unprotected: 2, ..PodCounts::default() }, ..well.clone() },
             "bad: n1: 2 pods",
         );
-        let expires = |not_after| Some(ExpiringCertificate { pod: "shop/web".into(), not_after });
+        let expires =
+            |not_after| Some(ExpiringCertificate { pod: "shop/web".into(), not_before: not_after - 8000, not_after });
         has(
             NodeStatus { first_to_expire: expires(1000), ..well.clone() },
             "bad: the certificate of shop/web has expired",
@@ -185,7 +184,9 @@ mod tests {
             NodeStatus { first_to_expire: expires(1060), ..well.clone() },
             "warning: the certificate of shop/web expires in 1m 0s",
         );
-        assert_eq!(judged(&NodeStatus { first_to_expire: expires(9000), ..well.clone() }), judged(&well));
+        // A quarter of its life.
+        has(NodeStatus { first_to_expire: expires(2999), ..well.clone() }, "warning: the certificate of shop/web");
+        assert_eq!(judged(&NodeStatus { first_to_expire: expires(3000), ..well.clone() }), judged(&well));
     }
 
     #[test]

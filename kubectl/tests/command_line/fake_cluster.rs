@@ -14,6 +14,7 @@ use futures_util::stream;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use super::fake_ca::FakeCa;
 use super::fake_reviews::{FakeReviews, agent_pod};
 use super::site::Site;
 use super::unverified;
@@ -46,6 +47,7 @@ struct Server {
     picked: usize,
     lost: usize,
     reviews: FakeReviews,
+    ca: FakeCa,
 }
 
 impl FakeCluster {
@@ -90,6 +92,11 @@ impl FakeCluster {
 
     pub(crate) fn asked(&self) -> Vec<String> {
         self.server.lock().unwrap().asked.clone()
+    }
+
+    /// Changes the CA, or looks at it.
+    pub(crate) fn ca<T>(&self, change: impl FnOnce(&mut FakeCa) -> T) -> T {
+        change(&mut self.server.lock().unwrap().ca)
     }
 
     /// The next agents that the proxy picks are gone.
@@ -143,12 +150,16 @@ async fn answer(State(server): State<Arc<Mutex<Server>>>, request: Request) -> R
     match words[..] {
         ["", "version"] => json_of(StatusCode::OK, &json!({"gitVersion": "v1.33.1", "major": "1", "minor": "33"})),
         ["", "api", "v1", "namespaces", namespace, "serviceaccounts", name, "token"] => {
-            let server = server.lock().unwrap();
+            let body = axum::body::to_bytes(request.into_body(), 1 << 20).await.unwrap();
+            let asked: Value = serde_json::from_slice(&body).unwrap();
+            let audience = asked["spec"]["audiences"][0].as_str().unwrap().to_owned();
+            let mut server = server.lock().unwrap();
             if !server.accounts.contains(&format!("{namespace}/{name}")) {
                 return refused(StatusCode::NOT_FOUND, "serviceaccounts not found");
             }
             let user = format!("system:serviceaccount:{namespace}:{name}");
-            let token = server.reviews.token(&user, nebula_cni_contract::agent_api::AUDIENCE);
+            let token = server.reviews.token(&user, &audience);
+            server.ca.tokens.push((token.clone(), [user, audience]));
             json_of(StatusCode::CREATED, &json!({"status": {"token": token}}))
         }
         ["", "api", "v1", "namespaces", "nebula-system", "pods"] => {
@@ -164,6 +175,27 @@ async fn answer(State(server): State<Arc<Mutex<Server>>>, request: Request) -> R
             };
             let items: Vec<Value> = server.agents.iter().map(pod).collect();
             json_of(StatusCode::OK, &json!({"kind": "PodList", "items": items}))
+        }
+        [
+            "",
+            "api",
+            "v1",
+            "namespaces",
+            "nebula-system",
+            "services",
+            "https:nebula-ca:https",
+            "proxy",
+            "v1",
+            "revoke",
+        ] => {
+            assert_eq!(request.method(), "POST");
+            let headers = request.headers().clone();
+            let body = axum::body::to_bytes(request.into_body(), 1 << 20).await.unwrap();
+            let mut server = server.lock().unwrap();
+            if !server.has_proxy_right {
+                return refused(StatusCode::FORBIDDEN, "services/proxy is forbidden");
+            }
+            server.ca.answer(&headers, &body)
         }
         ["", "api", "v1", "namespaces", "nebula-system", "services", service, "proxy", ..] => {
             let address = {
@@ -257,7 +289,7 @@ async fn forward(server: &Mutex<Server>, address: std::net::SocketAddr, request:
     (StatusCode::from_u16(status).unwrap(), Body::from_stream(body)).into_response()
 }
 
-fn refused(status: StatusCode, message: &str) -> Response {
+pub(crate) fn refused(status: StatusCode, message: &str) -> Response {
     json_of(status, &json!({"kind": "Status", "status": "Failure", "message": message, "code": status.as_u16()}))
 }
 

@@ -111,6 +111,7 @@ fn status(node: u64) -> NodeStatus {
         pods: PodCounts { protected: 47, unprotected: usize::from(is_bad) * 2, ..PodCounts::default() },
         first_to_expire: Some(ExpiringCertificate {
             pod: format!("ns-{}/pod-{node}", node % 50),
+            not_before: i64::try_from(now_ms() / 1000).unwrap() - 3600,
             not_after: i64::try_from(now_ms() / 1000).unwrap() + left,
         }),
         upgrade: UpgradeState {

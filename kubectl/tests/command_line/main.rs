@@ -3,12 +3,14 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on must fail where it stands")]
 
 mod browser;
+mod fake_ca;
 mod fake_cluster;
 mod fake_fleet;
 #[path = "../../../agent/tests/api/fake_reviews.rs"]
 #[allow(dead_code, reason = "the tests of the agent use more of it")]
 mod fake_reviews;
 mod page;
+mod revoke;
 #[path = "../../../agent/tests/api/site.rs"]
 mod site;
 #[path = "../../../agent/tests/api/unverified.rs"]

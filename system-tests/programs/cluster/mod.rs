@@ -8,4 +8,5 @@ mod nodes;
 mod on_call;
 mod orders;
 mod policies;
+mod revocation;
 mod roll_out;

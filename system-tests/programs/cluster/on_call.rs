@@ -43,35 +43,41 @@ fn rows() -> Vec<Row> {
         .collect()
 }
 
-struct Site {
-    town: Town,
+/// Two pods on two nodes, with everything that the chart makes.
+pub(super) struct Site {
+    pub(super) town: Town,
     /// What listens at [`PORT`] of `db`.
     listener: RefCell<Option<TcpListener>>,
 }
 
 impl Site {
     /// `web` on node 1 and `db` on node 2, with a Service.
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let town = Town::bare();
         town.install();
         town.nodes.apply("definition.json", &definition().to_string());
+        let site = Self { town, listener: RefCell::default() };
+        site.make_pods();
+        site.town.nodes.until("web reaches db", Duration::from_secs(60), || site.knock());
+        site
+    }
+
+    /// Makes those of its pods that are not there.
+    pub(super) fn make_pods(&self) {
         let pods = [("web", "test-node"), ("db", "node2")].map(|(name, node)| {
             json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "shop", "name": name, "labels": {"app": name}},
                 "spec": {"nodeName": node, "terminationGracePeriodSeconds": 0, "automountServiceAccountToken": false,
                     "containers": [{"name": "c", "image": "localhost/busybox:1", "imagePullPolicy": "IfNotPresent",
                                     "command": ["httpd", "-f", "-p", "8080", "-h", "/www"]}]}})
         });
-        town.nodes.apply("pods.json", &list(&pods));
+        self.town.nodes.apply("pods.json", &list(&pods));
         for name in ["web", "db"] {
-            town.nodes.wait_for_pod("shop", name);
+            self.town.nodes.wait_for_pod("shop", name);
         }
-        let site = Self { town, listener: RefCell::default() };
-        site.town.nodes.until("web reaches db", Duration::from_secs(60), || site.knock());
-        site
     }
 
     /// Opens a connection from `web` to `db`.
-    fn knock(&self) -> bool {
+    pub(super) fn knock(&self) -> bool {
         let target = SocketAddr::new(self.town.pod_address("shop", "db"), 8080);
         let network = self.town.nodes.pod_networks()["shop/web"].clone();
         within(&network, move || TcpStream::connect_timeout(&target, Duration::from_millis(500)).is_ok())
@@ -84,7 +90,7 @@ impl Site {
         self.listener.replace(Some(listening));
     }
 
-    fn ask(&self, command: &[impl AsRef<std::ffi::OsStr>]) -> String {
+    pub(super) fn ask(&self, command: &[impl AsRef<std::ffi::OsStr>]) -> String {
         let mut asked = self.town.nodes.tool("run");
         asked.arg(binary("kubectl-nebula")).args(command);
         text(&asked.output().expect("it runs"))

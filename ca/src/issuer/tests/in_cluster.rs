@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::cluster::{self, Asker, ClusterError, ConfigData, Occupancy, PodId, Review, Taken};
+use crate::cluster::{self, Action, Asker, ClusterError, ConfigData, Occupancy, PodId, Review, Taken, User};
 
 /// An API server in memory. A token is `ACCOUNT NODE` or `ACCOUNT POD UID`, all of the namespace `shop`.
 #[derive(Default)]
@@ -54,6 +54,10 @@ impl Cluster for Memory {
         let user = json!({"username": format!("system:serviceaccount:shop:{}", words[0]), "extra": extra});
         let review = json!({"authenticated": true, "user": user, "audiences": [audience]});
         Ok(serde_json::from_value(review).unwrap())
+    }
+
+    fn permits(&self, _user: &User, _action: &Action<'_>) -> Result<bool, ClusterError> {
+        Ok(false)
     }
 
     fn pod(&self, _namespace: &str, name: &str) -> Result<Option<cluster::Pod>, ClusterError> {

@@ -18,6 +18,7 @@
 {{- end }}
 {{- $pods := dict "overlay" .Values.network.overlay "reserved" $reserved }}
 {{- $kubernetes := dict "node_account" (printf "%s/nebula-cni-agent" $namespace) "audience" "nebula-ca" "trust_config_map" (printf "%s/nebula-trust" $namespace) }}
+{{- if .Values.ca.revocation.enabled }}{{ $_ := set $kubernetes "revocation" true }}{{ end }}
 {{- /* Where the agents are of another release, its values say who is enrolled. */ -}}
 {{- $own := dig "pods" (dict) .Values.ca.policy }}
 {{- if and .Values.agent.enabled (not (hasKey $own "namespaces")) (not (hasKey $own "except_namespaces")) }}

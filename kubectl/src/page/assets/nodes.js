@@ -2,8 +2,8 @@
 
 import { Table, el, name, number, span } from "/dom.js";
 
-/** Certificates of pods last hours, and are renewed when a part of their life is left. */
-const SOON = 1800;
+/** In seconds, how long before its end a certificate should have been renewed: an hour, or a quarter of its life. */
+const warningTime = (notBefore, notAfter) => Math.max(0, Math.min(3600, (notAfter - notBefore) / 4));
 
 /** Whether something of a node is not as it should be. */
 export function troubled(row, answer) {
@@ -22,15 +22,17 @@ function hasFailed(upgrade) {
 /** The first certificate to expire of each node, with the seconds that it has left. */
 export function expiring(answer) {
   const all = answer.nodes.flatMap(({ node, status }) => {
-    const { pod, not_after: notAfter } = status?.first_to_expire ?? {};
-    return notAfter === undefined ? [] : [{ node, pod, notAfter, left: notAfter - answer.now_ms / 1000 }];
+    const { pod, not_before: notBefore = 0, not_after: notAfter } = status?.first_to_expire ?? {};
+    if (notAfter === undefined) return [];
+    const left = notAfter - answer.now_ms / 1000;
+    return [{ node, pod, notAfter, left, isLate: left < warningTime(notBefore, notAfter) }];
   });
   return all.sort((a, b) => a.left - b.left);
 }
 
-const left = (seconds) => {
-  if (seconds <= 0) return el("strong", { class: "bad" }, "✗ expired");
-  return seconds < SOON ? el("strong", { class: "late" }, `! in ${span(seconds)}`) : `in ${span(seconds)}`;
+const expires = ({ left, isLate }) => {
+  if (left <= 0) return el("strong", { class: "bad" }, "✗ expired");
+  return isLate ? el("strong", { class: "late" }, `! in ${span(left)}`) : `in ${span(left)}`;
 };
 
 export class Nodes {
@@ -127,9 +129,9 @@ export class Expiry {
       caption: "The first certificate to expire of each node",
       key: (row) => row.node,
       empty: "No certificate of a pod is known.",
-      rowClass: (row) => (row.left < SOON ? "late" : ""),
+      rowClass: (row) => (row.left <= 0 || row.isLate ? "late" : ""),
       columns: [
-        { title: "Expires", value: (row) => row.left, cell: (row) => left(row.left) },
+        { title: "Expires", value: (row) => row.left, cell: expires },
         { title: "Pod", value: (row) => row.pod, cell: (row) => name(row.pod) },
         { title: "Node", value: (row) => row.node, cell: (row) => name(row.node) },
         { title: "Valid until", value: (row) => row.notAfter, cell: (row) => stamp(row.notAfter) },

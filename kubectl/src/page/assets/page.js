@@ -137,7 +137,7 @@ function sums(nodes, topology) {
       address("nodes", { trouble: "1" }), unprotected > 0],
     ["Refusals in 15 min", number(refused), address("flows", { verdict: "refused", since: "15m" }), refused > 0],
     ["First certificate", left === undefined ? "-" : left <= 0 ? "expired" : `for ${span(left)}`,
-      address("expiry"), left !== undefined && left < 1800],
+      address("expiry"), Boolean(first && (left <= 0 || first.isLate))],
     ["Nodes in upgrade", number(upgrades), address("upgrades"), false],
   ];
   const place = byId("sums");
