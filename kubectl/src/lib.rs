@@ -4,7 +4,7 @@
 //! - [`cli`]: the command line; [`outcome`]: how a command ends
 //! - `cluster`: the API server; `identity`: the ServiceAccount as which agents are asked; `agents`: asks them
 //! - `shown`: tables, JSON and YAML
-//! - `status`, `pods`, `flows`, `why`, `upgrade`, `check`, `doctor`, `cert`, `bundle`, `page`: the commands
+//! - `status`, `pods`, `flows`, `why`, `policy`, `upgrade`, `check`, `doctor`, `cert`, `bundle`, `page`: the commands
 
 mod agents;
 mod bundle;
@@ -18,6 +18,7 @@ mod identity;
 pub mod outcome;
 mod page;
 mod pods;
+mod policy;
 mod shown;
 mod status;
 mod upgrade;
@@ -26,7 +27,7 @@ mod why;
 use std::io::Write;
 
 use self::agents::Agents;
-use self::cli::{Cli, Command};
+use self::cli::{Cli, Command, Policy, PolicyVerb};
 use self::cluster::Cluster;
 use self::outcome::{Outcome, ToolError};
 use self::shown::Printer;
@@ -54,12 +55,18 @@ pub async fn run(cli: &Cli, out: &mut impl Write, notes: &mut impl Write) -> Res
         }
         Command::Why(options) => {
             // The account that may look at the pod that sends.
-            let mut cluster = cluster;
-            if cli.place.namespace.is_none() && cluster.namespace.is_some() {
-                cluster.namespace = Some(options.namespace().to_owned());
-            }
+            cluster.look_at(options.namespace(), cli.place.namespace.is_some());
             let agents = Agents::find(&cluster, &cli.place, identity::Role::Viewer).await?;
             why::run(&agents, options, &mut printer).await
+        }
+        Command::Policy(Policy { verb: PolicyVerb::Test(options) }) => {
+            let role = options.narrow(&mut cluster, cli.place.namespace.is_some());
+            let agents = Agents::find(&cluster, &cli.place, role).await?;
+            policy::test::run(&agents, options, &mut printer).await
+        }
+        Command::Policy(Policy { verb: PolicyVerb::Suggest(options) }) => {
+            let agents = Agents::find(&cluster, &cli.place, identity::Role::Viewer).await?;
+            policy::suggest::run(&agents, options, &mut printer).await
         }
         Command::Upgrade(options) => {
             let agents = Agents::find(&cluster, &cli.place, options.role()).await?;

@@ -9,6 +9,7 @@ mod fake_fleet;
 #[allow(dead_code, reason = "the tests of the agent use more of it")]
 mod fake_reviews;
 mod page;
+mod policies;
 #[path = "../../../agent/tests/api/site.rs"]
 mod site;
 #[path = "../../../agent/tests/api/unverified.rs"]
