@@ -66,16 +66,21 @@ pub(crate) fn of_namespace(
         // Whose the others are, nobody knows.
         pods.clear();
     }
-    for some in records.chunks(PARALLEL) {
-        // An instance that hangs takes two seconds.
-        thread::scope(|scope| {
-            let asked: Vec<_> =
-                some.iter().map(|(network, record)| scope.spawn(|| ask(host, network, record))).collect();
-            pods.extend(asked.into_iter().filter_map(|asked| asked.join().ok()));
-        });
-    }
+    pods.extend(ask_all(&records, |(network, record)| ask(host, network, record)));
     pods.sort_by(|a, b| (&a.pod, &a.network).cmp(&(&b.pod, &b.network)));
     Ok(pods)
+}
+
+/// Asks something of the instances of some pods at a time: one that hangs takes two seconds. Blocks.
+pub(crate) fn ask_all<R: Sync, T: Send>(records: &[R], ask: impl Fn(&R) -> T + Sync) -> Vec<T> {
+    let (mut answers, ask) = (Vec::with_capacity(records.len()), &ask);
+    for some in records.chunks(PARALLEL) {
+        thread::scope(|scope| {
+            let asked: Vec<_> = some.iter().map(|record| scope.spawn(move || ask(record))).collect();
+            answers.extend(asked.into_iter().filter_map(|asked| asked.join().ok()));
+        });
+    }
+    answers
 }
 
 /// Records of attachments, each with the name of its network.

@@ -94,8 +94,9 @@ fn verdict_policy_and_rule_are_printed_and_the_exit_code_says_the_verdict() {
 fn what_cannot_be_asked_is_an_error_that_says_what_to_do() {
     let node = Node::new();
     for (arguments, says) in [
-        ([WEB, "db:5432"], "expected an address or POD.NAMESPACE"),
+        ([WEB, "db:5432"], "expected an address, POD.NAMESPACE or NAMESPACE/POD"),
         (["web.shop", DB], "its address can be given instead"),
+        (["shop/web", DB], "cannot ask where web.shop is"),
     ] {
         let output = node.ask(&arguments);
         let said = String::from_utf8(output.stderr).unwrap();

@@ -12,6 +12,7 @@
 //! - [`clock`], [`hash`]: clocks as arguments; hashes of names
 //! - [`columns`]: tables for people
 //! - [`why`]: why a flow does not pass, by what API server and agents know
+//! - [`policy_test`]: what network policies say of a flow; [`seen`]: the flows from which they are suggested
 
 pub mod agent_api;
 pub mod clock;
@@ -28,6 +29,8 @@ pub mod labels;
 pub mod launch;
 pub mod netlink;
 pub mod netns;
+pub mod policy_test;
 #[doc(hidden)]
 pub mod recorded;
+pub mod seen;
 pub mod why;

@@ -9,7 +9,7 @@ use futures_util::{StreamExt, stream};
 use http_body_util::{BodyExt, Limited};
 use kube::client::Body;
 use nebula_cni_contract::agent_api::{
-    AUDIENCE, AgentPod, PORT_NAME, Refused, SELECTOR, SERVICE, TOKEN_HEADER, on_node,
+    AUDIENCE, AgentPod, Lacking, PORT_NAME, Refused, SELECTOR, SERVICE, TOKEN_HEADER, on_node,
 };
 use nebula_cni_contract::clock::{Clock, SystemClock};
 use serde::de::DeserializeOwned;
@@ -21,6 +21,7 @@ use crate::cli::Place;
 use crate::cluster::{Cluster, ClusterError, is_name, may_send_again};
 use crate::identity::{Account, Role};
 use crate::outcome::ToolError;
+use crate::shown::Printer;
 
 /// All agents of a cluster, and a token for them.
 pub(crate) struct Agents<'a> {
@@ -37,6 +38,15 @@ pub(crate) struct Agent {
     pub node: String,
     namespace: String,
     of: AgentPod,
+}
+
+/// What agents say about a flow.
+pub(crate) struct Heard<T> {
+    /// Of the first one that answered: it also knows where both pods are.
+    pub first: T,
+    /// Of the others, with their nodes.
+    pub others: Vec<(String, T)>,
+    pub failed: Vec<(String, AgentError)>,
 }
 
 /// Why an agent gives no answer.
@@ -142,6 +152,61 @@ impl<'a> Agents<'a> {
         let mut answers: Vec<_> = asked.buffer_unordered(AT_A_TIME).collect().await;
         answers.sort_by(|(a, _), (b, _)| a.cmp(b));
         answers
+    }
+
+    /// The path of an answer about a flow between two ends.
+    pub(crate) fn flow_path(path: &str, from: &str, to: &str) -> String {
+        let ends = [("from", from), ("to", to)];
+        format!("{path}?{}", form_urlencoded::Serializer::new(String::new()).extend_pairs(ends).finish())
+    }
+
+    /// Asks an agent about a flow, and then those of the nodes that it names. `None`: none answers, which was said.
+    pub(crate) async fn ask_both_nodes<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        nodes: impl Fn(&T) -> Vec<String>,
+        printer: &mut Printer<'_>,
+    ) -> Result<Option<Heard<T>>, ToolError> {
+        let Some((asked, first)) = self.ask_any::<T>(path, printer).await? else { return Ok(None) };
+        let mut nodes = nodes(&first);
+        nodes.retain(|node| !node.is_empty() && *node != asked);
+        nodes.sort();
+        nodes.dedup();
+        let wanted: Vec<Agent> = self.all.iter().filter(|agent| nodes.contains(&agent.node)).cloned().collect();
+        for node in nodes.iter().filter(|node| !wanted.iter().any(|agent| agent.node == **node)) {
+            printer.note(&format!("{node}: no agent of Nebula is on such a node"))?;
+        }
+        let (mut others, mut failed) = (Vec::new(), Vec::new());
+        for (node, answer) in self.ask::<T>(&wanted, "GET", path).await {
+            match answer {
+                Ok(answer) => others.push((node, answer)),
+                Err(error) => failed.push((node, error)),
+            }
+        }
+        Ok(Some(Heard { first, others, failed }))
+    }
+
+    /// What the first agent that answers says, with its node.
+    async fn ask_any<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        printer: &mut Printer<'_>,
+    ) -> Result<Option<(String, T)>, ToolError> {
+        let mut failed: Vec<(String, AgentError)> = Vec::new();
+        for agent in self.all.iter().take(ANY_OF) {
+            for (node, answer) in self.ask::<T>(std::slice::from_ref(agent), "GET", path).await {
+                match answer {
+                    Ok(answer) => return Ok(Some((node, answer))),
+                    Err(error) => failed.push((node, error)),
+                }
+            }
+            // Others say the same.
+            if matches!(failed.last(), Some((_, AgentError::Refused(_, Some(_))))) {
+                break;
+            }
+        }
+        note_failed(&failed, printer)?;
+        Ok(None)
     }
 
     async fn ask_one<T: DeserializeOwned>(&self, agent: &Agent, method: &str, path: &str) -> Result<T, AgentError> {
@@ -266,6 +331,21 @@ fn late(_: tokio::time::error::Elapsed) -> AgentError {
     AgentError::Unreachable(format!("no answer within {} s", ANSWER_WITHIN.as_secs()))
 }
 
+/// Says which agents did not answer, and why.
+pub(crate) fn note_failed(failed: &[(String, AgentError)], printer: &mut Printer<'_>) -> Result<(), ToolError> {
+    for line in remarks(failed.iter().map(|(node, error)| (node.as_str(), error))) {
+        printer.note(&line)?;
+    }
+    Ok(())
+}
+
+/// Says why agents do not show the destination of a flow.
+pub(crate) fn note_hidden(lacking: Option<&Lacking>, printer: &mut Printer<'_>) -> Result<(), ToolError> {
+    let Some(lacking) = lacking else { return Ok(()) };
+    printer.note(&format!("The destination is not shown: {lacking}"))?;
+    lacking.remedy().map_or(Ok(()), |remedy| printer.note(&format!("  with the right to: {remedy}")))
+}
+
 /// The nodes that did not answer, those with the same reason together: one line for each, and what would help.
 pub(crate) fn remarks<'b>(failed: impl IntoIterator<Item = (&'b str, &'b AgentError)>) -> Vec<String> {
     let mut by_reason: BTreeMap<&AgentError, Vec<&str>> = BTreeMap::new();
@@ -286,6 +366,8 @@ pub(crate) fn remarks<'b>(failed: impl IntoIterator<Item = (&'b str, &'b AgentEr
 }
 
 const AT_A_TIME: usize = 16;
+/// Any agent knows where both pods of a flow are.
+const ANY_OF: usize = 5;
 const NAMED: usize = 5;
 /// Of ten minutes.
 const RENEW_AFTER: Duration = Duration::from_secs(7 * 60);

@@ -71,6 +71,8 @@ pub enum Command {
     Flows(Flows),
     /// Show why a pod does not reach what it sends to: each link between both, up to the first broken one
     Why(Why),
+    /// Ask the network policies of pods: what they say of a flow, and which ones would allow what was seen
+    Policy(Policy),
     /// Show how far the installed program has reached the pods' instances; pause and resume that
     Upgrade(Upgrade),
     /// Look for what is wrong and say what to do
@@ -196,6 +198,47 @@ impl Why {
     }
 }
 
+/// Of `policy`.
+#[derive(Debug, Args)]
+pub struct Policy {
+    /// What to do.
+    #[command(subcommand)]
+    pub verb: PolicyVerb,
+}
+
+/// What to ask about network policies.
+#[derive(Debug, Subcommand)]
+pub enum PolicyVerb {
+    /// Show whether network policies allow a flow at both ends, and by which rule; no packet is sent
+    ///
+    /// Exits with 0 if both ends allow it, 79 if one refuses it, and 1 if it is not known of an end.
+    Test(PolicyTest),
+    /// Print network policies that allow what the pods of a namespace were seen to do in their tunnels
+    Suggest(PolicySuggest),
+}
+
+/// Of `policy test`.
+#[derive(Debug, Args)]
+pub struct PolicyTest {
+    /// Source: a pod, or an address
+    #[arg(value_name = "NAMESPACE/POD", value_parser = crate::policy::test::source)]
+    pub from: String,
+    /// Destination, and its port (an ICMP message without one): pay/db:5432, db.pay.svc:53/udp, 10.244.1.7:443
+    #[arg(value_name = "NAMESPACE/NAME[:PORT[/PROTOCOL]]", value_parser = crate::policy::test::target)]
+    pub to: String,
+}
+
+/// Of `policy suggest`.
+#[derive(Debug, Args)]
+pub struct PolicySuggest {
+    /// Only flows that began within this time, such as 24h
+    #[arg(long, value_name = "TIME", value_parser = Filter::span_ms)]
+    pub since: Option<u64>,
+    /// Also what `nebula-cni-agent policy suggest --json` printed on a node; - is stdin
+    #[arg(long, value_name = "FILE")]
+    pub with: Vec<PathBuf>,
+}
+
 /// Of `upgrade`.
 #[derive(Debug, Args)]
 pub struct Upgrade {
@@ -273,6 +316,9 @@ mod tests {
             &["revoke", "web", "--host", "edge", "--reason", "x"],
             &["revoke", "--host", "edge", "--keep-out", "--reason", "x"],
             &["revoke", "web", "--reason", "x", "--yes", "--dry-run"],
+            &["policy", "test", "web", "pay/db"],
+            &["policy", "test", "shop/web", "pay/db:0"],
+            &["policy", "suggest", "--since", "1y"],
             &[],
         ] {
             assert!(Cli::try_parse_from([&["x"], bad].concat()).unwrap_err().use_stderr(), "{bad:?}");

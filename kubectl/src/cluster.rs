@@ -142,6 +142,13 @@ impl Cluster {
         Ok(name.to_owned())
     }
 
+    /// Looks at this namespace from now on, unless one was named on the command line, or all were.
+    pub(crate) fn look_at(&mut self, namespace: &str, has_namespace: bool) {
+        if !has_namespace && self.namespace.is_some() {
+            self.namespace = Some(namespace.to_owned());
+        }
+    }
+
     async fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value, ClusterError> {
         let what = format!("{method} {}", path.split('?').next().unwrap_or(path));
         let body = body.map(|body| body.to_string().into_bytes()).unwrap_or_default();

@@ -5,7 +5,7 @@
 //! - `cluster`: the API server; `identity`: the ServiceAccount as which agents and the CA are asked; `agents`,
 //!   `ca`: ask them
 //! - `shown`: tables, JSON and YAML
-//! - `status`, `pods`, `flows`, `why`, `upgrade`, `check`, `doctor`, `cert`, `bundle`, `page`, `revoke`: the commands
+//! - `status`, `pods`, `flows`, `why`, `policy`, `upgrade`, `check`, `doctor`, `cert`, `bundle`, `page`, `revoke`: the commands
 
 mod agents;
 mod bundle;
@@ -20,6 +20,7 @@ mod identity;
 pub mod outcome;
 mod page;
 mod pods;
+mod policy;
 mod revoke;
 mod shown;
 mod status;
@@ -29,7 +30,7 @@ mod why;
 use std::io::Write;
 
 use self::agents::Agents;
-use self::cli::{Cli, Command};
+use self::cli::{Cli, Command, Policy, PolicyVerb};
 use self::cluster::Cluster;
 use self::outcome::{Outcome, ToolError};
 use self::shown::Printer;
@@ -57,12 +58,18 @@ pub async fn run(cli: &Cli, out: &mut impl Write, notes: &mut impl Write) -> Res
         }
         Command::Why(options) => {
             // The account that may look at the pod that sends.
-            let mut cluster = cluster;
-            if cli.place.namespace.is_none() && cluster.namespace.is_some() {
-                cluster.namespace = Some(options.namespace().to_owned());
-            }
+            cluster.look_at(options.namespace(), cli.place.namespace.is_some());
             let agents = Agents::find(&cluster, &cli.place, identity::Role::Viewer).await?;
             why::run(&agents, options, &mut printer).await
+        }
+        Command::Policy(Policy { verb: PolicyVerb::Test(options) }) => {
+            let role = options.narrow(&mut cluster, cli.place.namespace.is_some());
+            let agents = Agents::find(&cluster, &cli.place, role).await?;
+            policy::test::run(&agents, options, &mut printer).await
+        }
+        Command::Policy(Policy { verb: PolicyVerb::Suggest(options) }) => {
+            let agents = Agents::find(&cluster, &cli.place, identity::Role::Viewer).await?;
+            policy::suggest::run(&agents, options, &mut printer).await
         }
         Command::Upgrade(options) => {
             let agents = Agents::find(&cluster, &cli.place, options.role()).await?;

@@ -2,6 +2,8 @@
 
 use std::io;
 
+use nebula_cni_contract::seen::BadSeen;
+
 use crate::cluster::ClusterError;
 
 /// How a command ended that could show something.
@@ -58,6 +60,20 @@ pub enum ToolError {
         /// Where they were looked for.
         namespace: String,
     },
+    /// All namespaces, where one is looked at.
+    #[error("policies are suggested for the pods of one namespace: name it with -n")]
+    OneNamespace,
+    /// A file cannot be read.
+    #[error("cannot read {file}: {reason}")]
+    File {
+        /// The file.
+        file: String,
+        /// Why.
+        reason: String,
+    },
+    /// A file has something else.
+    #[error(transparent)]
+    Seen(#[from] BadSeen),
     /// The answer cannot be printed.
     #[error("cannot print the answer: {0}")]
     Print(#[from] io::Error),

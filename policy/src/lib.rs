@@ -11,6 +11,7 @@
 //! | `compile` | `compile` | identities, selectors, and programs; which programs a change concerns |
 //! | `flat` | `compile` | what a program says of peers that are known by their addresses, as intervals |
 //! | `kubernetes` | `kubernetes` | policies as the API server sends them |
+//! | `suggest` | `suggest` | policies made of what pods were seen to do |
 //!
 //! # What policies mean
 //!
@@ -101,3 +102,5 @@ pub mod kubernetes;
 #[cfg(feature = "compile")]
 pub mod model;
 pub mod program;
+#[cfg(feature = "suggest")]
+pub mod suggest;

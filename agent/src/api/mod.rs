@@ -19,6 +19,8 @@
 //! | `doctor.rs` | what is wrong with the node and its pods |
 //! | `flows.rs` | flow records as a stream |
 //! | `why.rs` | what the node knows of a flow |
+//! | `policies.rs` | what network policies say of a flow, and what pods were seen to do |
+//! | `sight.rs` | of which namespaces pods may be shown |
 
 mod agents;
 mod answers;
@@ -26,17 +28,19 @@ mod denied;
 mod doctor;
 mod flows;
 mod forward;
+mod policies;
 mod quotas;
 mod recent;
 mod review;
 mod routes;
 mod server;
+mod sight;
 mod token;
 mod unverified;
 mod why;
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use kube::Client;
 use nebula_cni_contract::instance_status::Status;
@@ -47,6 +51,7 @@ use self::review::Reviewer;
 pub use self::server::{ServeError, serve};
 pub use self::unverified::connector;
 use crate::cluster;
+use crate::cluster::throttle::Quota;
 use crate::listener;
 use crate::node::Node;
 use crate::reconcile::plan::Stand;
@@ -67,6 +72,10 @@ pub struct Api {
     working: Semaphore,
     /// Of streams that go on.
     following: Semaphore,
+    /// Of answers for which all pods of the cluster are listed.
+    listing: Semaphore,
+    /// How often they may be.
+    lists: Mutex<Quota>,
 }
 
 impl Api {
@@ -76,7 +85,14 @@ impl Api {
         let (working, following) = (Semaphore::new(WORKING), Semaphore::new(FOLLOWING));
         let gateway = Gateway::new(client.clone());
         let reviewer = Reviewer::new(client.clone());
-        Arc::new(Self { node, name, pods, reviewer, gateway, client, working, following })
+        let (listing, lists) = (Semaphore::new(1), Mutex::new(Quota::new(LISTS, Duration::from_secs(60))));
+        Arc::new(Self { node, name, pods, reviewer, gateway, client, working, following, listing, lists })
+    }
+
+    /// Whether all pods of the cluster may be listed again.
+    fn take_list(&self, now: Instant) -> bool {
+        // No step leaves it in between.
+        self.lists.lock().unwrap_or_else(PoisonError::into_inner).take(now)
     }
 }
 
@@ -103,4 +119,6 @@ pub(crate) async fn keep(node: &Node, name: Option<String>, pods: Pods) {
 
 const WORKING: usize = 2;
 const FOLLOWING: usize = 16;
+/// In a minute, for all callers together.
+const LISTS: usize = 12;
 const RETRY: Duration = Duration::from_secs(30);

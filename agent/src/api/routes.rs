@@ -9,9 +9,11 @@ use axum::routing::{MethodRouter, any, get, post};
 use axum::{Json, Router};
 use nebula_cert::listener::Source;
 use nebula_cni_contract::agent_api::{
-    DOCTOR_PATH, FLOWS_PATH, PAUSE_PATH, PODS_PATH, RESUME_PATH, STATUS_PATH, UPGRADE_PATH, WHY_PATH, of_node,
+    DOCTOR_PATH, FLOWS_PATH, PAUSE_PATH, PODS_PATH, POLICY_SEEN_PATH, POLICY_TEST_PATH, RESUME_PATH, STATUS_PATH,
+    UPGRADE_PATH, WHY_PATH, of_node,
 };
-use nebula_cni_contract::why::Question;
+use nebula_cni_contract::policy_test;
+use nebula_cni_contract::why::{BadQuestion, Question};
 use tower::ServiceExt;
 
 use super::Api;
@@ -19,6 +21,7 @@ use super::answers;
 use super::denied::Denied;
 use super::doctor::{self, Scope};
 use super::flows::{self, Wanted};
+use super::policies;
 use super::review::Asked;
 use super::token::Token;
 use super::why;
@@ -57,6 +60,8 @@ pub(super) fn router(api: Arc<Api>, source: Source) -> Router {
         .route(FLOWS_PATH, only(get(flow_records)))
         .route(DOCTOR_PATH, only(get(doctor)))
         .route(WHY_PATH, only(get(explain)))
+        .route(POLICY_TEST_PATH, only(get(test_policies)))
+        .route(POLICY_SEEN_PATH, only(get(seen)))
         .route(UPGRADE_PATH, only(get(upgrade)))
         .route(PAUSE_PATH, only(post(pause)))
         .route(RESUME_PATH, only(post(resume)))
@@ -113,12 +118,28 @@ async fn doctor(State(shared): State<Shared>, request: Request) -> Result<Respon
 }
 
 async fn explain(State(shared): State<Shared>, request: Request) -> Result<Response, Denied> {
-    let question = {
-        let end = |name| parameter(&request, name).map(Option::unwrap_or_default);
-        Question::parse(&end("from")?, &end("to")?)?
-    };
+    let question = ends(&request, Question::parse)?;
     let permit = shared.permit(request, "get", "pods", Some(question.namespace.clone())).await?;
     Ok(Json(why::answer(&shared, &permit, question).await?).into_response())
+}
+
+async fn test_policies(State(shared): State<Shared>, request: Request) -> Result<Response, Denied> {
+    let question = ends(&request, policy_test::question)?;
+    // An address may be anybody's.
+    let namespace = question.source_address().is_none().then(|| question.namespace.clone());
+    let permit = shared.permit(request, "get", "pods", namespace).await?;
+    Ok(Json(policies::test(&shared, &permit, question).await?).into_response())
+}
+
+async fn seen(State(shared): State<Shared>, request: Request) -> Result<Response, Denied> {
+    let namespace = parameter(&request, "namespace")?.map(Cow::into_owned).unwrap_or_default();
+    let namespace = checked("namespace", namespace)?;
+    let mut permit = shared.permit(request, "get", "flows", Some(namespace.clone())).await?;
+    // Flows do not show the labels of those who had them: the permission for pods does.
+    let of_pods = Asked { resource: "pods", ..permit.asked.clone() };
+    shared.may_also(&permit, of_pods.clone()).await?;
+    permit.asked = of_pods;
+    Ok(Json(policies::seen(&shared, &permit, namespace).await?).into_response())
 }
 
 async fn upgrade(State(shared): State<Shared>, request: Request) -> Result<Response, Denied> {
@@ -148,9 +169,8 @@ impl Shared {
         Ok(Permit { token, asked, user })
     }
 
-    /// Whether what was permitted is also permitted in another namespace.
-    pub(super) async fn may_also(&self, permit: &Permit, namespace: String) -> Result<(), Denied> {
-        let asked = Asked { namespace: Some(namespace), ..permit.asked.clone() };
+    /// Whether whoever was permitted something is permitted this as well.
+    pub(super) async fn may_also(&self, permit: &Permit, asked: Asked) -> Result<(), Denied> {
         self.api.reviewer.permit(&permit.token, &asked, self.source).await.map(drop)
     }
 
@@ -159,6 +179,12 @@ impl Shared {
         tracing::info!(user = %permit.user, ?change, "kubectl changes the upgrade of instances");
         Ok(Json(answers::change_upgrade(&self.api, change).await?).into_response())
     }
+}
+
+/// The ends of a flow, from the parameters of a request.
+fn ends(request: &Request, parse: impl Fn(&str, &str) -> Result<Question, BadQuestion>) -> Result<Question, Denied> {
+    let end = |name| parameter(request, name).map(Option::unwrap_or_default);
+    Ok(parse(&end("from")?, &end("to")?)?)
 }
 
 /// The parameters of a request.

@@ -19,8 +19,8 @@ use nebula_agent::flows::command as flows;
 use nebula_agent::host_root::HostRoot;
 use nebula_agent::node::Node;
 use nebula_agent::places::Places;
-use nebula_agent::policy::asked::{Answer, AskError, Destination, End};
-use nebula_agent::policy::suggest::{self, Seen, SuggestError, Suggested};
+use nebula_agent::policy::asked::{self, AskError};
+use nebula_agent::policy::suggest::{self, SuggestError};
 use nebula_agent::readiness::verdict;
 use nebula_agent::reconcile::command::Keep;
 use nebula_agent::rollout::command as upgrade_command;
@@ -32,7 +32,11 @@ use nebula_agent::uninstall::{self, Attached, Left};
 use nebula_agent::why::command as why;
 use nebula_agent::{on_host, pod_status, process, status};
 use nebula_cert::{VisibleLines, visible, visible_json};
+use nebula_cni_contract::agent_api::change_texts;
 use nebula_cni_contract::clock::{Clock, SystemClock};
+use nebula_cni_contract::policy_test::{Destination, End};
+use nebula_cni_contract::seen::Seen;
+use nebula_cni_policy::suggest::Suggestion;
 use nebula_linux::memory;
 use nix::sys::signal::{SigSet, Signal};
 
@@ -184,7 +188,7 @@ struct PolicyTest {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Source: POD.NAMESPACE, or an address
+    /// Source: POD.NAMESPACE or NAMESPACE/POD, or an address
     from: String,
     /// Destination, and its port: POD.NAMESPACE:5432, 10.244.1.7:53/udp; an ICMP message without a port
     #[arg(value_name = "TO[:PORT[/PROTOCOL]]")]
@@ -348,15 +352,16 @@ fn policy_test(options: &PolicyTest) -> Result<ExitCode, Box<dyn Error>> {
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let (source, destination) = runtime()?.block_on(async {
         let client = || api::open(None);
-        Ok::<_, AskError>((from.address(client).await?, to.end.address(client).await?))
+        Ok::<_, AskError>((asked::address(&from, client).await?, asked::address(&to.end, client).await?))
     })?;
-    let answer = Answer::read(&config.host_root, source, destination, to.protocol, to.port)?;
+    let answer = asked::answer(&config.host_root, source, destination, to.protocol, to.port)?;
+    let code = answer.outcome().code();
     let text = match options.json {
-        true => visible_json(&serde_json::to_string_pretty(&answer)?).into_owned() + "\n",
-        false => answer.text(&from, &to.end),
+        true => visible_json(&serde_json::to_string_pretty(&answer.without_sentences())?).into_owned() + "\n",
+        false => change_texts(&answer, &mut |text| visible(text).into_owned())?.text(&from, &to.end),
     };
     io::stdout().write_all(text.as_bytes())?;
-    Ok(ExitCode::from(answer.outcome().code()))
+    Ok(ExitCode::from(code))
 }
 
 fn policy_suggest(options: &PolicySuggest) -> Result<ExitCode, Box<dyn Error>> {
@@ -372,18 +377,14 @@ fn policy_suggest(options: &PolicySuggest) -> Result<ExitCode, Box<dyn Error>> {
     let mut seen = runtime()?.block_on(async {
         let client = api::open(None).await.map_err(SuggestError::from)?;
         let host = (&config.host_root, Path::new(STATE_DIR));
-        Seen::of_node(host, &client, &options.namespace, &config.policies.dns).await
+        suggest::seen_by_node(host, &client, &options.namespace, &config.policies.dns).await
     })?;
     others.into_iter().for_each(|other| seen.add(other));
     let now = u64::try_from(SystemClock.unix_seconds()).unwrap_or_default();
-    let (policies, without) = seen.suggest(since.map_or(0, |since| now.saturating_sub(since)));
+    let suggestion = Suggestion::of(&seen, since.map_or(0, |since| now.saturating_sub(since)));
     let text = match options.json {
-        true => {
-            let objects: Vec<_> = policies.iter().map(Suggested::object).collect();
-            let document = serde_json::json!({"seen": seen, "policies": objects});
-            visible_json(&format!("{document:#}")).into_owned() + "\n"
-        }
-        false => suggest::text(&seen, (&policies, without)),
+        true => visible_json(&format!("{:#}", suggestion.document(&seen))).into_owned() + "\n",
+        false => suggestion.text(&seen),
     };
     io::stdout().write_all(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)

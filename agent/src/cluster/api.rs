@@ -8,6 +8,7 @@ use axum::http::{Method, Request, header};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 pub use nebula_cni_contract::agent_api::is_name;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 /// Why the API server did not do what it was asked for.
@@ -74,6 +75,19 @@ pub async fn open(kubeconfig: Option<&Path>) -> Result<Client, ApiError> {
 /// # Errors
 /// Returns an error for every status but 2xx.
 pub async fn ask(client: &Client, method: Method, path: &str, body: Option<(&str, &Value)>) -> Result<Value, ApiError> {
+    ask_for(client, method, path, body).await
+}
+
+/// As [`ask`], for an answer of which only some fields count.
+///
+/// # Errors
+/// As [`ask`].
+pub(crate) async fn ask_for<T: DeserializeOwned>(
+    client: &Client,
+    method: Method,
+    path: &str,
+    body: Option<(&str, &Value)>,
+) -> Result<T, ApiError> {
     let what = format!("{method} {path}");
     let (kind, bytes) = match body {
         Some((kind, body)) => (kind, body.to_string().into_bytes()),
@@ -86,7 +100,7 @@ pub async fn ask(client: &Client, method: Method, path: &str, body: Option<(&str
         .header(header::CONTENT_TYPE, kind)
         .body(bytes)
         .map_err(|_| ApiError::Malformed(what.clone()))?;
-    let answer = tokio::time::timeout(ANSWER_TIMEOUT, client.request::<Value>(request)).await;
+    let answer = tokio::time::timeout(ANSWER_TIMEOUT, client.request::<T>(request)).await;
     let answer = answer.map_err(|_| ApiError::Timeout(what.clone()))?;
     answer.map_err(|source| ApiError::Request { what, source: Box::new(source) })
 }

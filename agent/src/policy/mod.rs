@@ -15,8 +15,8 @@
 //! | `report.rs` | what is not enforced as it is written |
 //! | `conditions.rs` | says in the status of ClusterNetworkPolicies whether they are enforced |
 //! | `asking.rs` | pods whose instances judge by programs, and those that do not |
-//! | `asked.rs` | `nebula-cni-agent policy test` |
-//! | `suggest` | `nebula-cni-agent policy suggest` |
+//! | `asked.rs` | `nebula-cni-agent policy test`, and what kubectl's plugin asks for it |
+//! | `suggest` | what pods were seen to do, for `policy suggest` of both |
 
 pub(crate) mod applied;
 pub mod asked;

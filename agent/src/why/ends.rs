@@ -6,6 +6,7 @@ use std::path::Path;
 use nebula_cni_contract::cluster_table::{Found, Layout, MAX_BYTES, Table};
 use nebula_cni_contract::instance_status::Status;
 use nebula_cni_contract::launch::{CLUSTER_TABLE, Target as Attached};
+use nebula_cni_contract::policy_test::{Answer, Said};
 use nebula_cni_contract::why::{
     Asked, End, Facts, InTable, Kind, PodEnd, PodTunnel, PolicySays, Question, Target, Way, Workload,
 };
@@ -14,7 +15,7 @@ use nebula_cni_plugin::attachment::record::Record;
 use super::listener;
 use crate::durable;
 use crate::host_root::HostRoot;
-use crate::policy::asked::{Answer, Said};
+use crate::policy::asked;
 
 /// This node.
 pub(super) struct Here<'a> {
@@ -145,7 +146,7 @@ fn policies(facts: &Facts, table: Option<&Table<'_>>) -> Option<Answer> {
     let destination = facts.destination()?;
     let pairs = facts.source.addresses.iter().flat_map(|from| destination.addresses.iter().map(move |to| (from, to)));
     let (from, to) = pairs.into_iter().find(|(from, to)| from.is_ipv4() == to.is_ipv4())?;
-    Some(Answer::of(table?, *from, *to, facts.protocol, facts.destination_port()))
+    Some(asked::judge(table?, *from, *to, facts.protocol, facts.destination_port()))
 }
 
 /// What the table says of where the source sends to.

@@ -16,14 +16,13 @@ mod objects;
 #[cfg(test)]
 mod tests;
 
-use nebula_cni_contract::why::BadQuestion;
-
 use std::path::Path;
 
 use kube::Client;
 use nebula_cni_contract::clock::{Clock, SystemClock};
-use nebula_cni_contract::why::{Facts, Question};
+use nebula_cni_contract::why::{BadQuestion, Facts, Question};
 
+pub(crate) use self::objects::resolve;
 use crate::cluster::api::ApiError;
 use crate::config::{ConfigError, STATE_DIR};
 use crate::host_root::HostRoot;
@@ -83,7 +82,7 @@ pub(crate) fn of_node(
     let (records, _) = pod_status::records(host, Path::new(STATE_DIR))?;
     let here = ends::Here { host, node, records: &records };
     let resolved = client.map_err(WhyError::from);
-    let resolved = resolved.and_then(|client| runtime.block_on(objects::resolve(&client, question)));
+    let resolved = resolved.and_then(|client| runtime.block_on(resolve(&client, question)));
     let (source, target, was_asked) = match resolved {
         Ok((source, target)) => (source, target, true),
         Err(error @ WhyError::Api(_)) => {

@@ -17,11 +17,17 @@ use crate::cluster::api;
 use crate::table::endpoints::{self, Slice};
 
 /// What the API server knows of both ends.
-pub(super) async fn resolve(client: &Client, question: &Question) -> Result<(Workload, Target), WhyError> {
+pub(crate) async fn resolve(client: &Client, question: &Question) -> Result<(Workload, Target), WhyError> {
     let Question { namespace, name, target, .. } = question;
-    let source = pod(client, namespace, name).await?.unwrap_or_else(|| Workload {
+    let address = question.source_address();
+    let found = match address {
+        Some(address) => pod_at(client, address).await?,
+        None => pod(client, namespace, name).await?,
+    };
+    let source = found.unwrap_or_else(|| Workload {
         namespace: namespace.clone(),
         name: name.clone(),
+        addresses: address.into_iter().collect(),
         ..Workload::default()
     });
     let target = match target {
@@ -51,9 +57,7 @@ async fn by_address(
     source: &Workload,
     address: IpAddr,
 ) -> Result<Target, WhyError> {
-    let path = format!("/api/v1/pods?fieldSelector=status.podIP%3D{address}");
-    let pods: Vec<core::Pod> = list(client, &path).await?;
-    if let Some(pod) = pods.iter().map(workload).find(|pod| pod.is_alive() && !pod.is_on_host_network) {
+    if let Some(pod) = pod_at(client, address).await? {
         return Ok(Target::Pod(pod));
     }
     let services: Vec<core::Service> = list(client, "/api/v1/services?limit=10000").await?;
@@ -61,6 +65,13 @@ async fn by_address(
         Some(service) => of_service(client, question, source, service).await,
         None => Ok(Target::Address(address)),
     }
+}
+
+/// The pod that has an address for itself.
+async fn pod_at(client: &Client, address: IpAddr) -> Result<Option<Workload>, WhyError> {
+    let path = format!("/api/v1/pods?fieldSelector=status.podIP%3D{address}");
+    let pods: Vec<core::Pod> = list(client, &path).await?;
+    Ok(pods.iter().map(workload).find(|pod| pod.is_alive() && !pod.is_on_host_network))
 }
 
 async fn pod(client: &Client, namespace: &str, name: &str) -> Result<Option<Workload>, WhyError> {

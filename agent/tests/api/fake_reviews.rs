@@ -28,6 +28,8 @@ struct Kept {
     /// Pods by namespace.
     pods: Vec<(String, Value)>,
     lists: usize,
+    /// How often those of all namespaces were.
+    wide_lists: usize,
 }
 
 impl FakeReviews {
@@ -84,6 +86,11 @@ impl FakeReviews {
         self.0.lock().unwrap().lists
     }
 
+    /// How often all pods were listed.
+    pub(crate) fn wide_lists(&self) -> usize {
+        self.0.lock().unwrap().wide_lists
+    }
+
     pub(crate) fn router(&self) -> Router {
         Router::new()
             .route("/apis/authentication.k8s.io/v1/tokenreviews", post(review_token))
@@ -94,12 +101,11 @@ impl FakeReviews {
     pub(crate) async fn client(&self) -> Client {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let nothing = get(async || Json(json!({"items": []})));
         let pods = Router::new()
             .route("/api/v1/namespaces/{namespace}/pods", get(list_pods))
-            .route("/api/v1/namespaces/{namespace}/services", nothing.clone())
-            .route("/api/v1/services", nothing.clone())
-            .route("/api/v1/pods", nothing);
+            .route("/api/v1/namespaces/{namespace}/services", get(list_services))
+            .route("/api/v1/services", get(async || Json(json!({"items": []}))))
+            .route("/api/v1/pods", get(list_all_pods));
         let router = self.router().merge(pods.with_state(self.clone()));
         tokio::spawn(async move { axum::serve(listener, router).await });
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
@@ -137,6 +143,24 @@ async fn list_pods(
     };
     let items: Vec<_> = kept.pods.iter().filter(|(of, pod)| *of == namespace && is_selected(pod)).collect();
     Json(json!({"kind": "PodList", "items": items.iter().map(|(_, pod)| pod).collect::<Vec<_>>()})).into_response()
+}
+
+/// All pods, or the one that has an address.
+async fn list_all_pods(State(server): State<FakeReviews>, RawQuery(query): RawQuery) -> Response {
+    let mut kept = server.0.lock().unwrap();
+    let query = query.unwrap_or_default();
+    let address = query.strip_prefix("fieldSelector=status.podIP%3D");
+    kept.wide_lists += usize::from(address.is_none());
+    let is_wanted = |pod: &Value| address.is_none_or(|address| pod["status"]["podIP"] == address);
+    let items: Vec<&Value> = kept.pods.iter().map(|(_, pod)| pod).filter(|pod| is_wanted(pod)).collect();
+    Json(json!({"kind": "PodList", "items": items})).into_response()
+}
+
+/// The cluster's DNS is the only one.
+async fn list_services(Path(namespace): Path<String>, RawQuery(query): RawQuery) -> Response {
+    let is_dns = namespace == "kube-system" && query.is_some_and(|query| query.ends_with("kube-dns"));
+    let dns = json!({"metadata": {"namespace": "kube-system", "name": "kube-dns"}, "spec": {"selector": {"k8s-app": "of-dns"}}});
+    Json(json!({"items": if is_dns { vec![dns] } else { Vec::new() }})).into_response()
 }
 
 async fn review_token(State(server): State<FakeReviews>, Json(review): Json<Value>) -> Response {

@@ -4,6 +4,7 @@
 
 mod fake_reviews;
 mod forwarded;
+mod policies;
 mod site;
 mod unverified;
 mod why;
@@ -62,7 +63,15 @@ async fn without_a_token_for_agents_nothing_is_answered() {
     let (good, other) = (reviews.token(VIEWER, AUDIENCE), reviews.token(VIEWER, "https://kubernetes.default.svc"));
     let expired = reviews.token(VIEWER, AUDIENCE);
     reviews.expire(&expired);
-    for path in ["/v1/status", "/v1/pods", "/v1/flows", "/v1/upgrade", "/v1/pods?namespace=shop", "/v1/doctor"] {
+    for path in [
+        "/v1/status",
+        "/v1/pods",
+        "/v1/flows",
+        "/v1/upgrade",
+        "/v1/pods?namespace=shop",
+        "/v1/doctor",
+        "/v1/policy/seen?namespace=shop",
+    ] {
         for token in [None, Some("x"), Some("a b"), Some(&*other), Some(&*expired)] {
             let (status, body) = ask(site.address, "GET", path, token).await;
             assert_eq!(status, 401, "{path} {token:?}: {body}");

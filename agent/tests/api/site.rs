@@ -1,6 +1,6 @@
 //! The API of a node whose state is in a temporary folder, beside the fake that reviews tokens.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +11,15 @@ use nebula_agent::flows::store::{Bound, Store};
 use nebula_agent::flows::{Attached, folder};
 use nebula_agent::node::Node;
 use nebula_agent::reconcile::plan::{Protection, Reason, Stand};
+use nebula_agent::table::member::incarnation;
+use nebula_cni_contract::cluster_table::Builder;
 use nebula_cni_contract::flow_records::{FlowRecord, FlowRecords};
-use nebula_cni_contract::instance_status::{Certificate, Status};
-use nebula_cni_contract::launch::Pod;
-use tokio::io::AsyncWriteExt;
+use nebula_cni_contract::instance_status::{Certificate, SeenFlow, SeenFlows, Status};
+use nebula_cni_contract::launch::{CLUSTER_TABLE, Pod};
+use nebula_cni_policy::compile::{Cluster, Subject};
+use nebula_cni_policy::model::{Direction, Labels, NetworkPolicy, Peer, PodSelector, Profile, Rule};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt};
 
 use super::fake_reviews::FakeReviews;
 
@@ -28,7 +33,7 @@ impl Site {
     /// A node with a pod that is protected and one that is not.
     pub(crate) async fn start(reviews: &FakeReviews, name: &str) -> Self {
         let root = tempfile::tempdir().unwrap();
-        let config = serde_json::json!({"ca": {"service": "nebula-system/nebula-ca"}, "hostRoot": root.path()});
+        let config = json!({"ca": {"service": "nebula-system/nebula-ca"}, "hostRoot": root.path()});
         let config = Config::parse(&config.to_string()).unwrap();
         std::fs::create_dir_all(config.host_root.resolve(Path::new(AGENT_DIR))).unwrap();
         let node = Node::new(config);
@@ -67,16 +72,8 @@ impl Site {
     }
 
     /// A pod with a tunnel, whose instance answers this.
-    pub(crate) fn attach(&self, namespace: &str, name: &str, status: &serde_json::Value) {
-        let socket = format!("/{namespace}-{name}");
-        let folder = self.node.config.host_root.resolve(Path::new(STATE_DIR)).join("pods");
-        std::fs::create_dir_all(&folder).unwrap();
-        let record = serde_json::json!({"version": 1, "state": "running", "status_socket": socket, "process": null,
-            "network": "pods", "container_id": name, "ifname": "eth0", "device": "nebula0",
-            "netns": "/run/netns/x", "netns_id": [4, 9], "pod_address": "10.244.1.7",
-            "pod": {"namespace": namespace, "name": name, "uid": name}});
-        std::fs::write(folder.join(format!("{namespace}-{name}.json")), record.to_string()).unwrap();
-        let listener = tokio::net::UnixListener::bind(self.root.path().join(socket.trim_start_matches('/'))).unwrap();
+    pub(crate) fn attach(&self, namespace: &str, name: &str, status: &Value) {
+        let listener = self.attachment(namespace, name);
         let answer = status.to_string();
         tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
@@ -84,6 +81,59 @@ impl Site {
                 let _ = stream.write_all(answer.as_bytes()).await;
             }
         });
+    }
+
+    /// A pod with a tunnel, whose instance saw these flows, and has forgotten one.
+    pub(crate) fn attach_seen(&self, namespace: &str, name: &str, flows: &[SeenFlow]) {
+        let listener = self.attachment(namespace, name);
+        let seen = serde_json::to_string(&SeenFlows { flows: flows.to_vec(), lost: 1 }).unwrap();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let mut stream = tokio::io::BufReader::new(stream);
+                // The whole request: to close a socket with unread bytes resets the connection.
+                let mut line = String::new();
+                while stream.read_line(&mut line).await.is_ok_and(|length| length > 2) {
+                    line.clear();
+                }
+                let _ = stream.write_all(format!("HTTP/1.1 200 OK\r\n\r\n{seen}").as_bytes()).await;
+            }
+        });
+    }
+
+    /// A cluster table in which `pay` lets pods of `shop` in, and nobody else. All these pods are enrolled; the table
+    /// has programs of those that are on this node.
+    pub(crate) fn know(&self, pods: &[(&str, &str)], here: &[&str]) {
+        let mut cluster = Cluster::new();
+        let shop = Rule { peers: vec![Peer::Pods(PodSelector::namespace("shop"))], ports: vec![] };
+        cluster.set_policy(&NetworkPolicy { ingress: vec![shop], ..NetworkPolicy::new("pay", "from-shop") });
+        let mut builder = Builder::new();
+        for (namespace, address) in pods {
+            let profile = Profile::new(*namespace, Labels::new(), Labels::new(), Vec::new()).unwrap();
+            let (identity, is_here) = (cluster.identify(profile).unwrap(), here.contains(address));
+            let address: IpAddr = address.parse().unwrap();
+            builder.pod(address, 7);
+            builder.identity(address, Some(identity.number()));
+            if is_here {
+                let subject = Subject { identity, addresses: vec![address], node: Vec::new() };
+                builder.programs(address, Direction::ALL.map(|direction| cluster.compile(&subject, direction).bytes));
+            }
+        }
+        let path = self.node.config.host_root.resolve(Path::new(CLUSTER_TABLE));
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, builder.finish(3)).unwrap();
+    }
+
+    /// The record of a pod with a tunnel, and the status socket of its instance.
+    fn attachment(&self, namespace: &str, name: &str) -> tokio::net::UnixListener {
+        let socket = format!("/{namespace}-{name}");
+        let folder = self.node.config.host_root.resolve(Path::new(STATE_DIR)).join("pods");
+        std::fs::create_dir_all(&folder).unwrap();
+        let record = json!({"version": 1, "state": "running", "status_socket": socket, "process": null,
+            "network": "pods", "container_id": name, "ifname": "eth0", "device": "nebula0",
+            "netns": "/run/netns/x", "netns_id": [4, 9], "pod_address": "10.244.1.7",
+            "pod": {"namespace": namespace, "name": name, "uid": name}});
+        std::fs::write(folder.join(format!("{namespace}-{name}.json")), record.to_string()).unwrap();
+        tokio::net::UnixListener::bind(self.root.path().join(socket.trim_start_matches('/'))).unwrap()
     }
 
     /// Stands for the part of the agent that takes what an operator asks upgrades for. Returns what that was.
@@ -99,6 +149,20 @@ impl Site {
             }
         })
     }
+}
+
+/// A pod, as the API server has it. Its UID is made of its namespace and name.
+pub(crate) fn pod(namespace: &str, name: &str, node: &str, address: &str, labels: &Value) -> Value {
+    json!({"metadata": {"namespace": namespace, "name": name, "uid": format!("{namespace}/{name}"), "labels": labels},
+        "spec": {"nodeName": node, "containers": []},
+        "status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}})
+}
+
+/// What an instance says of flows to a pod of this address and UID.
+pub(crate) fn to(address: &str, uid: &str, port: u16) -> SeenFlow {
+    let (direction, peer) = ("egress".to_owned(), address.parse().unwrap());
+    let last = now_ms() / 1000;
+    SeenFlow { direction, peer, incarnation: incarnation(uid), protocol: 6, port, flows: 2, last }
 }
 
 /// A record of a flow that was seen a moment ago.

@@ -95,7 +95,7 @@ fn cut(text: &str) -> String {
     }
 }
 
-fn is_zero(count: &usize) -> bool {
+pub(super) fn is_zero(count: &usize) -> bool {
     *count == 0
 }
 

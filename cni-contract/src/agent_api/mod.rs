@@ -8,6 +8,7 @@ mod flows;
 mod node;
 mod placed;
 mod pods;
+mod policies;
 mod refused;
 #[cfg(test)]
 mod tests;
@@ -23,6 +24,7 @@ pub use flows::{FlowLine, FlowsState, MAX_LINE};
 pub use node::{ExpiringCertificate, NodeStatus, PartState, PodCounts, parts_table};
 pub use placed::AgentPod;
 pub use pods::{PodState, PodStates, largest_unit};
+pub use policies::{PolicySeen, PolicyTested};
 pub use refused::{Lacking, Refused};
 pub use upgrade::{FailedUpgrade, UpgradePause, UpgradeState};
 pub use why::WhyFacts;
@@ -70,6 +72,10 @@ pub const RESUME_PATH: &str = "/v1/upgrade/resume";
 pub const DOCTOR_PATH: &str = "/v1/doctor";
 /// Path of [`WhyFacts`]; `from` and `to` are the ends of the flow, as on the command line.
 pub const WHY_PATH: &str = "/v1/why";
+/// Path of [`PolicyTested`]; `from` and `to` are the ends of the flow, as on the command line.
+pub const POLICY_TEST_PATH: &str = "/v1/policy/test";
+/// Path of [`PolicySeen`]; `namespace=NAME` is that of the pods.
+pub const POLICY_SEEN_PATH: &str = "/v1/policy/seen";
 /// Name of the port in the agent's pod, and of that of the Service.
 pub const PORT_NAME: &str = "api";
 /// The Service in front of all agents. RBAC limits who may use its proxy by this name and that of the port.

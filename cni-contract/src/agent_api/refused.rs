@@ -16,7 +16,7 @@ pub struct Refused {
 }
 
 /// A permission that RBAC does not give.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Lacking {
     /// The user that the token belongs to, such as `system:serviceaccount:shop:nebula-viewer`.

@@ -14,6 +14,8 @@ fn the_documents_of_each_release_are_read_and_keep_their_keys() {
     hold::<FlowLine>(&documents, version, "agent-flow.json").unwrap();
     hold::<Findings>(&documents, version, "agent-doctor.json").unwrap();
     hold::<WhyFacts>(&documents, version, "agent-why.json").unwrap();
+    hold::<PolicyTested>(&documents, version, "agent-policy-test.json").unwrap();
+    hold::<PolicySeen>(&documents, version, "agent-policy-seen.json").unwrap();
     hold::<Refused>(&documents, version, "agent-refused.json").unwrap();
 }
 

@@ -215,14 +215,7 @@ impl Facts {
     /// Leaves out what is in namespaces that the one who asks may not look at. What a packet of the source meets on its
     /// node stays, unless the target was asked for by its name: whether there is such a name is not for everybody.
     pub fn hide(&mut self, is_by_name: bool, may_look: impl Fn(&str) -> bool) {
-        let is_shown = match &self.target {
-            Target::Pod(Workload { namespace, .. }) | Target::Nothing { namespace, .. } => may_look(namespace),
-            Target::Service(Service { namespace, endpoint, .. }) => {
-                may_look(namespace) && endpoint.as_ref().is_none_or(|pod| may_look(&pod.namespace))
-            }
-            Target::Unknown | Target::Address(_) | Target::Hidden => true,
-        };
-        if is_shown {
+        if self.target.is_shown(may_look) {
             return;
         }
         (self.target, self.destination_end) = (Target::Hidden, None);
@@ -237,20 +230,13 @@ impl Facts {
     /// The pod that receives, if it is known: the target itself, or the endpoint behind a Service.
     #[must_use]
     pub fn destination(&self) -> Option<&Workload> {
-        match &self.target {
-            Target::Pod(pod) => Some(pod),
-            Target::Service(service) => service.endpoint.as_ref(),
-            Target::Unknown | Target::Nothing { .. } | Target::Address(_) | Target::Hidden => None,
-        }
+        self.target.destination()
     }
 
     /// Port of the pod that receives.
     #[must_use]
     pub fn destination_port(&self) -> u16 {
-        match &self.target {
-            Target::Service(service) => service.target_port.unwrap_or(self.port),
-            _ => self.port,
-        }
+        self.target.port_for(self.port)
     }
 
     /// Whether both documents are about the same flow.
@@ -260,6 +246,48 @@ impl Facts {
             |facts: &Self| (facts.source.namespace.clone(), facts.source.name.clone(), facts.protocol, facts.port);
         key(self) == key(other)
             && self.destination().map(Workload::full_name) == other.destination().map(Workload::full_name)
+    }
+}
+
+impl Target {
+    /// The pod that receives, if it is known: the target itself, or the endpoint behind a Service.
+    #[must_use]
+    pub fn destination(&self) -> Option<&Workload> {
+        match self {
+            Self::Pod(pod) => Some(pod),
+            Self::Service(service) => service.endpoint.as_ref(),
+            Self::Unknown | Self::Nothing { .. } | Self::Address(_) | Self::Hidden => None,
+        }
+    }
+
+    /// Port of the pod that receives what is sent to this port.
+    #[must_use]
+    pub fn port_for(&self, port: u16) -> u16 {
+        match self {
+            Self::Service(service) => service.target_port.unwrap_or(port),
+            _ => port,
+        }
+    }
+
+    /// The namespaces of which it says something.
+    #[must_use]
+    pub fn namespaces(&self) -> Vec<&str> {
+        match self {
+            Self::Pod(Workload { namespace, .. }) | Self::Nothing { namespace, .. } => vec![namespace.as_str()],
+            Self::Service(Service { namespace, endpoint, .. }) => {
+                [Some(namespace), endpoint.as_ref().map(|pod| &pod.namespace)]
+                    .into_iter()
+                    .flatten()
+                    .map(String::as_str)
+                    .collect()
+            }
+            Self::Unknown | Self::Address(_) | Self::Hidden => Vec::new(),
+        }
+    }
+
+    /// Whether the one who asks may look at all of these.
+    pub(crate) fn is_shown(&self, may_look: impl Fn(&str) -> bool) -> bool {
+        self.namespaces().into_iter().all(may_look)
     }
 }
 

@@ -18,5 +18,6 @@ mod tests;
 
 pub use causes::{AtEnd, Cause, End, Link};
 pub use facts::{Facts, InTable, Listener, PodEnd, PodTunnel, PolicySays, Service, Target, Way, Workload};
+pub(crate) use question::destination;
 pub use question::{Asked, BadQuestion, Kind, Question};
 pub use report::{Document, Report, Standing, Step};

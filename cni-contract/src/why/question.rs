@@ -15,9 +15,9 @@ pub struct BadQuestion(pub String);
 /// A flow from a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Question {
-    /// Namespace of the pod that sends.
+    /// Namespace of the pod that sends; empty if an address is named instead.
     pub namespace: String,
-    /// Its name.
+    /// Its name, or that address.
     pub name: String,
     /// What it sends to.
     pub target: Asked,
@@ -63,9 +63,16 @@ impl Question {
         let (target, protocol, port) = destination(target).ok_or_else(|| BadQuestion(target.to_owned()))?;
         Ok(Self { namespace, name, target, protocol, port })
     }
+
+    /// The address that sends, where no pod is named.
+    #[must_use]
+    pub fn source_address(&self) -> Option<IpAddr> {
+        if self.namespace.is_empty() { self.name.parse().ok() } else { None }
+    }
 }
 
-fn destination(text: &str) -> Option<(Asked, u8, u16)> {
+/// What is sent to, with protocol and port.
+pub(crate) fn destination(text: &str) -> Option<(Asked, u8, u16)> {
     // An address of IPv6 has colons of its own.
     if let Some(address) = address(text) {
         return Some((Asked::Address(address), icmp(Some(address)), 0));

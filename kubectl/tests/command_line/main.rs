@@ -10,6 +10,7 @@ mod fake_fleet;
 #[allow(dead_code, reason = "the tests of the agent use more of it")]
 mod fake_reviews;
 mod page;
+mod policies;
 mod revoke;
 #[path = "../../../agent/tests/api/site.rs"]
 mod site;

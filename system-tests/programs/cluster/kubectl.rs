@@ -3,6 +3,8 @@
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
+mod policies;
+
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -126,20 +128,30 @@ fn kubectl_nebula(namespace: &str, kubeconfig: &Path, arguments: &[&str]) -> (i3
 fn place(server: &ApiServer, node: &str, address: Ipv4Addr) {
     server.make(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}}));
     let labels = json!({"app.kubernetes.io/name": "nebula-cni-agent"});
-    place_pod(server, &format!("nebula-cni-agent-{node}"), node, &labels, address);
+    let name = format!("nebula-cni-agent-{node}");
+    place_pod(server, ("nebula-system", &name), "nebula-cni-agent", node, &labels, address);
 }
 
-fn place_pod(server: &ApiServer, name: &str, node: &str, labels: &Value, address: Ipv4Addr) {
+/// A pod that runs. Returns its UID.
+fn place_pod(
+    server: &ApiServer,
+    (namespace, name): (&str, &str),
+    account: &str,
+    node: &str,
+    labels: &Value,
+    address: Ipv4Addr,
+) -> String {
     server.make(&json!({"apiVersion": "v1", "kind": "Pod",
-        "metadata": {"namespace": "nebula-system", "name": name, "labels": labels},
-        "spec": {"nodeName": node, "serviceAccountName": "nebula-cni-agent", "automountServiceAccountToken": false,
+        "metadata": {"namespace": namespace, "name": name, "labels": labels},
+        "spec": {"nodeName": node, "serviceAccountName": account, "automountServiceAccountToken": false,
             "containers": [{"name": "c", "image": "localhost/none:1", "ports": [{"name": "api", "containerPort": 9478}]}]}}));
-    let path = format!("/api/v1/namespaces/nebula-system/pods/{name}");
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
     let mut pod: Value = serde_json::from_str(&server.kubectl(&["get", "--raw", &path], None)).expect("JSON");
     pod["status"]["phase"] = "Running".into();
     pod["status"]["podIP"] = address.to_string().into();
     pod["status"]["podIPs"] = json!([{"ip": address.to_string()}]);
     server.kubectl(&["replace", "--raw", &format!("{path}/status")], Some(&pod));
+    pod["metadata"]["uid"].as_str().expect("a uid").to_owned()
 }
 
 /// What the API server, or who is behind its proxy, answers to kubectl with these credentials.
@@ -177,7 +189,7 @@ fn a_team_sees_its_namespace_through_a_real_api_server_and_an_operator_pauses_up
     }
     // No controller fills in who is behind the Service. Of those that it would fill in one has been gone for a moment.
     let gone = Ipv4Addr::new(198, 51, 100, 8);
-    place_pod(&server, "gone", "test-node", &json!({}), gone);
+    place_pod(&server, ("nebula-system", "gone"), "nebula-cni-agent", "test-node", &json!({}), gone);
     let behind = [("nebula-cni-agent-test-node", address), ("nebula-cni-agent-second-node", second), ("gone", gone)];
     let behind = behind.map(|(pod, address)| {
         json!({"ip": address.to_string(), "targetRef": {"kind": "Pod", "namespace": "nebula-system", "name": pod}})
@@ -262,6 +274,18 @@ fn a_team_sees_its_namespace_through_a_real_api_server_and_an_operator_pauses_up
     assert!(code == 1 && notes.contains("may not update upgrades.nebula-cni"), "{notes}");
     assert!(!agent_dir.join("upgrade-request").exists());
 
+    account("pay", "owner");
+    policies::place(&server, (&node, &other));
+    let (code, out, notes) = as_team("policy test shop/web shop/db:80");
+    assert_eq!(code, 0, "{out}{notes}");
+    assert!(out.contains("shop/web (node test-node, ") && out.contains("shop/db (node second-node, "), "{out}");
+    let (code, out, notes) = as_team("policy test shop/web pay/db:5432");
+    assert!(code == 1 && out.contains("not shown") && !out.contains("second-node"), "{out}");
+    assert!(notes.contains("may not get pods.nebula-cni in namespace pay"), "{notes}");
+    let (code, out, notes) = as_team("policy suggest -n shop");
+    assert!(code == 0 && out.contains("kind: NetworkPolicy") && out.contains("all pods of pay"), "{out}{notes}");
+    assert!(!out.contains("secret-of-pay") && notes.contains("Labels of pods in pay are not shown"), "{out}{notes}");
+
     // The API server's own credentials, or a token for it, open nothing.
     let token = server.token_of("shop", "nebula-viewer", "https://kubernetes.default.svc");
     let url = format!("https://{address}:9478/v1/nodes/test-node/flows?namespace=shop");
@@ -279,6 +303,12 @@ fn a_team_sees_its_namespace_through_a_real_api_server_and_an_operator_pauses_up
     assert_eq!((code, out.lines().count()), (0, 3), "{out}{notes}");
     let (_, out, notes) = kubectl_nebula(&control, &admin, &["flows", "-A"]);
     println!("{out}{notes}");
+    let (code, out, notes) = kubectl_nebula(&control, &admin, &["policy", "test", "-A", "shop/web", "pay/db:5432"]);
+    assert!(code == 0 && out.contains("allowed by rule 0 of pay/from-shop"), "{out}{notes}");
+    let as_viewer_of_all = ["policy", "suggest", "-n", "shop", "--service-account", "nebula-system/nebula-viewer"];
+    let (code, out, notes) = kubectl_nebula(&control, &admin, &as_viewer_of_all);
+    assert!(code == 0 && out.contains("secret-of-pay"), "{out}{notes}");
+    println!("{out}");
     let (code, out, notes) = kubectl_nebula(&control, &admin, &["check"]);
     assert!(code == 79 && out.contains("✗ test-node: "), "nothing prepares this node: {out}{notes}");
     println!("{out}");

@@ -1,11 +1,10 @@
-use nebula_cni_policy::compile::{Cluster, Subject};
-use nebula_cni_policy::model::{Direction, Labels, NetworkPolicy, Profile};
-use nebula_cni_policy::program::{self, Identity, Program};
 use proptest::prelude::*;
 use serde_json::Value;
 
 use super::*;
-use crate::policy::suggest::text;
+use crate::compile::{Cluster, Subject};
+use crate::model::{Direction, Labels, NetworkPolicy, Profile};
+use crate::program::{self, Identity, Program};
 
 fn labels(all: &[(&str, &str)]) -> StableLabels {
     all.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
@@ -49,8 +48,8 @@ fn each_set_of_pods_has_a_policy_with_counts_and_what_no_policy_can_say() {
     let dns = Some(pod("kube-system", &[("k8s-app", "kube-dns")]));
     let silent = vec!["shop/mute: \u{202e}no\nanswer".to_owned()];
     let seen = Seen { namespace: "shop".to_owned(), pods: 3, flows, lost: 7, silent, known, dns };
-    let (policies, without) = seen.suggest(10);
-    let text = text(&seen, (&policies, without));
+    let suggestion = Suggestion::of(&seen, 10);
+    let (text, policies) = (suggestion.text(&seen), &suggestion.policies);
     assert!(text.chars().all(|c| c == '\n' || nebula_cert::is_visible(c)), "{text}");
     for part in [
         "# INCOMPLETE: instances have forgotten 7 flow(s)",
@@ -70,6 +69,36 @@ fn each_set_of_pods_has_a_policy_with_counts_and_what_no_policy_can_say() {
 }
 
 #[test]
+fn a_namespace_whose_labels_are_hidden_is_allowed_as_a_whole_with_a_comment() {
+    let web = [("app", "web")];
+    let hidden = |namespace: &str| Peer::Namespace(namespace.to_owned());
+    let seen = Seen {
+        namespace: "shop".to_owned(),
+        flows: vec![flow(&web, true, hidden("pay"), 80), flow(&web, false, hidden("a\nb"), 443)],
+        dns: Some(hidden("kube-system")),
+        ..Seen::default()
+    };
+    let suggestion = Suggestion::of(&seen, 0);
+    let text = suggestion.text(&seen);
+    for namespace in ["pay", "a\\nb", "kube-system"] {
+        assert!(text.contains(&format!("# wider than what was seen: all pods of {namespace}, ")), "{text}");
+    }
+    let objects = read(&text);
+    assert_eq!(objects, [suggestion.policies[0].object()]);
+    let by_name = |namespace: &str| json!({"matchLabels": {NAME_OF_NAMESPACE: namespace}});
+    assert_eq!(objects[0]["spec"]["ingress"][0]["from"][0]["namespaceSelector"], by_name("a\nb"));
+    let egress = objects[0]["spec"]["egress"].as_array().unwrap();
+    for (rule, namespace) in egress.iter().zip(["kube-system", "pay"]) {
+        assert_eq!(rule["to"], json!([{"podSelector": {}, "namespaceSelector": by_name(namespace)}]));
+    }
+    assert_eq!((egress.len(), egress[0]["ports"][0]["port"].as_u64()), (2, Some(53)));
+    // A pod without labels is one that was seen.
+    let shown = Seen { flows: vec![flow(&web, true, pod("pay", &[]), 80)], dns: None, ..seen };
+    let text = Suggestion::of(&shown, 0).text(&shown);
+    assert!(text.contains("namespaceSelector") && !text.contains("wider"), "{text}");
+}
+
+#[test]
 fn hostile_labels_stay_strings_and_names_are_valid_and_different() {
     let evil = [("app\"\n- {}", "*x: &y # \\ \u{202e}\u{0}true"), ("app", "../x\n---\nkind: Secret")];
     let seen = Seen {
@@ -81,20 +110,21 @@ fn hostile_labels_stay_strings_and_names_are_valid_and_different() {
         ],
         ..Seen::default()
     };
-    let (policies, without) = seen.suggest(0);
-    let text = text(&seen, (&policies, without));
+    let suggestion = Suggestion::of(&seen, 0);
+    let (text, policies) = (suggestion.text(&seen), &suggestion.policies);
     assert!(text.is_ascii(), "{text}");
     let objects = read(&text.replace("\\n---\\n", ""));
     assert_eq!(objects.len(), 3, "{text}");
     let names: BTreeSet<&str> = objects.iter().map(|object| object["metadata"]["name"].as_str().unwrap()).collect();
-    assert!(names.len() == 3 && names.iter().all(|name| crate::cluster::api::is_name(name)), "{names:?}");
+    assert!(names.len() == 3 && names.iter().all(|name| is_name(name)), "{names:?}");
     for (policy, object) in policies.iter().zip(&objects) {
         assert_eq!(policy.object(), *object);
     }
     let many: Vec<(String, String)> = (0..=MAX_REQUIREMENTS).map(|n| (n.to_string(), String::new())).collect();
     let many: StableLabels = many.into_iter().collect();
     let crowded = Flow { labels: many, ..flow(&[], true, pod("shop", &[]), 1) };
-    assert_eq!(Seen { flows: vec![crowded], ..Seen::default() }.suggest(0), (Vec::new(), 1));
+    let crowded = Seen { flows: vec![crowded], ..Seen::default() };
+    assert_eq!(Suggestion::of(&crowded, 0), Suggestion { policies: Vec::new(), without: 1 });
 }
 
 /// Sets of labels some of which contain others.
@@ -134,7 +164,7 @@ proptest! {
         }
         others.iter().for_each(|(namespace, labels)| is_known(namespace, labels));
         let seen = Seen { namespace: "shop".to_owned(), flows: flows.clone(), known: known.clone(), ..Seen::default() };
-        let (policies, without) = seen.suggest(0);
+        let suggestion = Suggestion::of(&seen, 0);
 
         let mut cluster = Cluster::new();
         let mut pods: Vec<(Peer, Identity)> = Vec::new();
@@ -146,7 +176,7 @@ proptest! {
                 pods.push((Peer::Pod { namespace: namespace.clone(), labels: labels.clone() }, identity));
             }
         }
-        for object in read(&text(&seen, (&policies, without))) {
+        for object in read(&suggestion.text(&seen)) {
             prop_assert_eq!(cluster.set_policy(&as_policy(&object)), []);
         }
         let outside = (0..4_u8).map(|last| Peer::Address([192, 0, 2, last].into()));

@@ -5,13 +5,20 @@ use std::fmt::Write as _;
 
 use k8s_openapi::jiff::Timestamp;
 use nebula_cert::visible;
+use nebula_cni_contract::seen::Seen;
 
-use super::seen::Seen;
+use super::Suggestion;
 use super::suggested::{Count, End, NAME_OF_NAMESPACE, Rule, Selector, Suggested};
 
-/// The whole answer.
-#[must_use]
-pub fn text(seen: &Seen, (policies, without): (&[Suggested], usize)) -> String {
+impl Suggestion {
+    /// As a file for `kubectl apply`.
+    #[must_use]
+    pub fn text(&self, seen: &Seen) -> String {
+        text(seen, self)
+    }
+}
+
+fn text(seen: &Seen, Suggestion { policies, without }: &Suggestion) -> String {
     let mut out = String::new();
     let mut comment = |text: &str| {
         let _ = writeln!(out, "# {}", visible(text));
@@ -34,7 +41,7 @@ pub fn text(seen: &Seen, (policies, without): (&[Suggested], usize)) -> String {
     for pod in &seen.silent {
         comment(&format!("INCOMPLETE: {pod}"));
     }
-    if without > 0 {
+    if *without > 0 {
         comment(&format!(
             "INCOMPLETE: {without} set(s) of pods have more labels than a selector can name, and get no policy."
         ));
@@ -56,6 +63,13 @@ fn write_policy(out: &mut String, policy: &Suggested) {
     );
     for text in &policy.left_out {
         let _ = writeln!(out, "# not allowed by this policy: {}", visible(text));
+    }
+    for namespace in &policy.wider {
+        let namespace = visible(namespace);
+        let _ = writeln!(
+            out,
+            "# wider than what was seen: all pods of {namespace}, as their labels may not be seen (get pods.nebula-cni there)"
+        );
     }
     out.push_str("spec:\n  podSelector:");
     write_selector(out, &policy.subject, 4);

@@ -4,11 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use nebula_cni_contract::agent_api::is_name;
 use nebula_cni_contract::hash::fnv1a;
-use nebula_cni_policy::model::{MAX_REQUIREMENTS, MAX_RULES};
+use nebula_cni_contract::seen::{Flow, Peer, Seen, StableLabels};
 use serde_json::{Value, json};
 
-use super::seen::{Flow, Peer, Seen, StableLabels};
+use super::Suggestion;
+use crate::model::{MAX_REQUIREMENTS, MAX_RULES};
 
 /// A NetworkPolicy.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,10 +22,12 @@ pub struct Suggested {
     pub(super) rules: [Vec<Rule>; 2],
     /// What was seen and cannot be allowed by a policy, or by none that allows nothing else.
     pub(super) left_out: Vec<String>,
+    /// Namespaces all of whose pods it allows, since nobody says which of them were seen.
+    pub(super) wider: BTreeSet<String>,
 }
 
-/// Selects pods of one namespace.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+/// Selects pods of one namespace; without labels all of them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Selector {
     pub(super) labels: StableLabels,
     /// Labels that other pods have in addition, and these have not.
@@ -56,13 +60,21 @@ pub(super) struct Count {
     pub(super) last: u64,
 }
 
-impl Seen {
-    /// The policies that allow what was seen since then, and how many sets of pods have none, because a selector cannot
-    /// name as many labels as they have.
+impl Suggestion {
+    /// The policies that allow what was seen since then.
     #[must_use]
-    pub fn suggest(&self, since: u64) -> (Vec<Suggested>, usize) {
+    pub fn of(seen: &Seen, since: u64) -> Self {
+        Maker(seen).suggestion(since)
+    }
+}
+
+/// Makes policies of what was seen.
+struct Maker<'a>(&'a Seen);
+
+impl Maker<'_> {
+    fn suggestion(&self, since: u64) -> Suggestion {
         let mut by_pods: BTreeMap<&StableLabels, Vec<&Flow>> = BTreeMap::new();
-        for flow in self.flows.iter().filter(|flow| flow.last >= since) {
+        for flow in self.0.flows.iter().filter(|flow| flow.last >= since) {
             by_pods.entry(&flow.labels).or_default().push(flow);
         }
         let (mut names, sets) = (BTreeSet::new(), by_pods.len());
@@ -75,14 +87,15 @@ impl Seen {
         });
         let policies: Vec<Suggested> = policies.collect();
         let without = sets - policies.len();
-        (policies, without)
+        Suggestion { policies, without }
     }
 
     fn policy(&self, labels: &StableLabels, flows: &[&Flow]) -> Option<Suggested> {
-        let subject = self.selector(&self.namespace, labels)?;
+        let subject = self.selector(&self.0.namespace, labels)?;
         let mut rules: [BTreeMap<End, BTreeMap<_, Count>>; 2] = Default::default();
         let mut left_out: BTreeMap<String, Count> = BTreeMap::new();
         let mut note = |what: String, flow: &Flow| left_out.entry(what).or_default().add(flow.flows, flow.last);
+        let mut wider = BTreeSet::new();
         for flow in flows {
             let side = usize::from(flow.is_egress);
             let way = if flow.is_egress { "to" } else { "from" };
@@ -94,30 +107,34 @@ impl Seen {
                     note(format!("{way} further peers: a policy has room for {MAX_RULES}"), flow);
                 }
                 (Ok(end), Some(protocol)) => {
+                    wider.extend(without_labels(&flow.peer));
                     let ports = rules[side].entry(end).or_default();
                     ports.entry((protocol, flow.port)).or_default().add(flow.flows, flow.last);
                 }
             }
         }
-        if let Some(end) = self.dns.as_ref().map(|dns| self.end_of_dns(dns)) {
-            let ports = rules[1].entry(end).or_default();
+        if let Some(dns) = self.0.dns.as_ref() {
+            wider.extend(without_labels(dns));
+            let ports = rules[1].entry(self.end_of_dns(dns)).or_default();
             for protocol in ["TCP", "UDP"] {
                 ports.entry((protocol, DNS)).or_default();
             }
         }
         let rules = rules.map(|rules| rules.into_iter().map(|(end, ports)| Rule { end, ports }).collect());
         let left_out = left_out.into_iter().map(|(what, count)| format!("{} flow(s) {what}", count.flows)).collect();
-        Some(Suggested { namespace: self.namespace.clone(), name: name(labels), subject, rules, left_out })
+        let wider = wider.into_iter().map(str::to_owned).collect();
+        Some(Suggested { namespace: self.0.namespace.clone(), name: name(labels), subject, rules, left_out, wider })
     }
 
     fn end(&self, peer: &Peer) -> Result<End, &'static str> {
         match peer {
             Peer::Pod { namespace, labels } => Ok(End::Pods {
                 selector: self.selector(namespace, labels).ok_or("pods with more labels than a selector can name")?,
-                namespace: (*namespace != self.namespace).then(|| namespace.clone()),
+                namespace: (*namespace != self.0.namespace).then(|| namespace.clone()),
             }),
             Peer::Address(address) => Ok(End::Address(*address)),
             Peer::Gone(_) => Err("pods that are gone by now"),
+            Peer::Namespace(namespace) => Ok(self.all_of(namespace)),
         }
     }
 
@@ -126,16 +143,24 @@ impl Seen {
         match dns {
             Peer::Pod { namespace, labels } => End::Pods {
                 selector: Selector { labels: labels.clone(), absent: BTreeSet::new() },
-                namespace: (*namespace != self.namespace).then(|| namespace.clone()),
+                namespace: (*namespace != self.0.namespace).then(|| namespace.clone()),
             },
             Peer::Address(address) | Peer::Gone(address) => End::Address(*address),
+            Peer::Namespace(namespace) => self.all_of(namespace),
+        }
+    }
+
+    fn all_of(&self, namespace: &str) -> End {
+        End::Pods {
+            selector: Selector::default(),
+            namespace: (*namespace != self.0.namespace).then(|| namespace.to_owned()),
         }
     }
 
     /// Selects the pods with exactly these labels, of those that are known: a selector of labels alone would also
     /// select pods that have more of them.
     fn selector(&self, namespace: &str, labels: &StableLabels) -> Option<Selector> {
-        let others = self.known.get(namespace).into_iter().flatten();
+        let others = self.0.known.get(namespace).into_iter().flatten();
         let has_all = |other: &&StableLabels| labels.iter().all(|(key, value)| other.get(key) == Some(value));
         let mut absent = BTreeSet::new();
         for other in others.filter(has_all) {
@@ -210,7 +235,7 @@ impl End {
 /// Valid and stable, whatever the labels are.
 fn name(labels: &StableLabels) -> String {
     let app = ["app.kubernetes.io/name", "app", "k8s-app"].iter().find_map(|key| labels.get(*key));
-    let is_fit = |text: &&String| crate::cluster::api::is_name(text) && text.len() <= 63 && !text.ends_with(['.', '-']);
+    let is_fit = |text: &&String| is_name(text) && text.len() <= 63 && !text.ends_with(['.', '-']);
     let app = app.filter(is_fit).map_or("pods", String::as_str);
     let texts: Vec<&str> = labels.iter().flat_map(|(key, value)| [key.as_str(), "=", value.as_str(), ","]).collect();
     format!("seen-{app}-{:08x}", fnv1a(&texts) as u32)
@@ -233,7 +258,13 @@ fn shown(peer: &Peer) -> String {
             format!("pods of {namespace} with {}", labels.join(","))
         }
         Peer::Address(address) | Peer::Gone(address) => address.to_string(),
+        Peer::Namespace(namespace) => format!("pods of {namespace}"),
     }
+}
+
+/// The namespace of a pod whose labels are not known.
+fn without_labels(peer: &Peer) -> Option<&str> {
+    if let Peer::Namespace(namespace) = peer { Some(namespace) } else { None }
 }
 
 /// The label that the API server gives each namespace.
