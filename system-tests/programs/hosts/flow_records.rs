@@ -136,7 +136,7 @@ fn records_are_kept_on_disk_across_restarts_of_daemon_and_keeper() {
     start(&mut world, "a", &known, "[]");
     world.ping("a", &overlay("b"), SOON);
     let folder = world.dir().join("kept").display().to_string();
-    let (tool, socket) = (crate::world::cluster::binary("nebula-ctl"), format!("{}/b.sock", world.dir().display()));
+    let (tool, socket) = (world::cluster::binary("nebula-ctl"), format!("{}/b.sock", world.dir().display()));
     let keep = |world: &mut World| {
         world.start_in("keeper", "b", &tool, &["--socket", &socket, "keep-flows", "--folder", &folder])
     };

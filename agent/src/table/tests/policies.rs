@@ -268,7 +268,7 @@ async fn cluster_policies_count_once_their_definition_appears_and_until_it_is_go
     world.until("it appears", || world.tcp(WEB, DB, 80) == Some(false)).await;
     let said = world.ingress(WEB, DB, 80).unwrap();
     assert_eq!(
-        (said.tier, said.policy.as_deref(), said.rule_name.as_deref()),
+        (said.tier.as_deref(), said.policy.as_deref(), said.rule_name.as_deref()),
         (Some("Admin"), Some("wall"), Some("no-web"))
     );
     assert_eq!(world.tcp(FAR, DB, 80), Some(true));
@@ -278,7 +278,7 @@ async fn cluster_policies_count_once_their_definition_appears_and_until_it_is_go
     world.cluster_policy("nodes", nodes);
     let out = |to: &str| world.answer(WEB, to, 6, 22).unwrap().egress.unwrap().decision;
     world.until("nodes", || !out("192.0.2.2").allowed).await;
-    assert_eq!((out("192.0.2.1").reason, out("192.0.2.3").allowed), ("own-node", true));
+    assert_eq!((out("192.0.2.1").reason.as_str(), out("192.0.2.3").allowed), ("own-node", true));
     // Of a newer version: the last one stays, and the status says so.
     world.cluster_policy("wall", json!({"tier": "Later", "priority": 1, "subject": {"namespaces": {}}}));
     let told = || world.readiness.now()[&Part::Policies].reason.contains("ClusterNetworkPolicy wall: ");
