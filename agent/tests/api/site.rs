@@ -107,10 +107,13 @@ impl Site {
         let shop = Rule { peers: vec![Peer::Pods(PodSelector::namespace("shop"))], ports: vec![] };
         cluster.set_policy(&NetworkPolicy { ingress: vec![shop], ..NetworkPolicy::new("pay", "from-shop") });
         let mut builder = Builder::new();
-        for (namespace, address) in pods {
+        let mut identify = |(namespace, address): &(&str, &str)| {
             let profile = Profile::new(*namespace, Labels::new(), Labels::new(), Vec::new()).unwrap();
-            let (identity, is_here) = (cluster.identify(profile).unwrap(), here.contains(address));
-            let address: IpAddr = address.parse().unwrap();
+            (cluster.identify(profile).unwrap(), address.parse::<IpAddr>().unwrap(), here.contains(address))
+        };
+        // A program knows the labels that there were when it was compiled.
+        let known: Vec<_> = pods.iter().map(&mut identify).collect();
+        for (identity, address, is_here) in known {
             builder.pod(address, 7);
             builder.identity(address, Some(identity.number()));
             if is_here {

@@ -50,9 +50,13 @@ fn write_table(node: &Node, here: &[[u8; 4]]) {
     let shop = Rule { peers: vec![Peer::Pods(PodSelector::namespace("shop"))], ports: vec![] };
     cluster.set_policy(&NetworkPolicy { ingress: vec![shop], ..NetworkPolicy::new("pay", "from-shop") });
     let mut builder = Builder::new();
-    for (namespace, at) in [("shop", WEB), ("shop", SHOP_DB), ("pay", PAY_DB)] {
+    let pods = [("shop", WEB), ("shop", SHOP_DB), ("pay", PAY_DB)].map(|(namespace, at)| {
         let profile = Profile::new(namespace, Labels::new(), Labels::new(), Vec::new()).expect("a profile");
-        let (identity, address) = (cluster.identify(profile).expect("an identity"), IpAddr::from(at));
+        (cluster.identify(profile).expect("an identity"), at)
+    });
+    // A program knows the labels that there were when it was compiled.
+    for (identity, at) in pods {
+        let address = IpAddr::from(at);
         builder.pod(address, 7);
         builder.identity(address, Some(identity.number()));
         if here.contains(&at) {
