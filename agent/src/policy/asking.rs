@@ -22,34 +22,38 @@ struct Launch {
 #[serde(default)]
 struct Captured {
     policy: bool,
+    sources: Vec<IpAddr>,
 }
 
-/// The addresses of pods whose instances judge by no program, by the launch contracts in the state directory; with
-/// `in_clear` also of those for which no rules on the node enforce policies on packets in clear. A pod that is just being
-/// attached is none of them: it is closed until that is done. Blocks.
-pub(crate) fn unasked(state_dir: &Path, in_clear: bool) -> HashSet<IpAddr> {
+/// The addresses of those pods, by the launch contracts in the state directory; with `in_clear` only of those for which
+/// rules on the node enforce policies on packets in clear, too. And of pods that are just being attached: they are closed
+/// until that is done. Blocks.
+pub(crate) fn addresses(state_dir: &Path, in_clear: bool) -> HashSet<IpAddr> {
     let networks = fs::read_dir(state_dir).into_iter().flatten().flatten();
     let networks = networks.filter_map(|network| network.file_name().into_string().ok());
     // The folders of the agent and of the cluster table have no record.
     let records = networks.flat_map(|network| record::list(state_dir, &network).unwrap_or_default());
-    let unasked = records.filter(|record| is_unasked(record, in_clear));
-    let complete = unasked.filter_map(|path| match Record::load(&path) {
-        Ok(Found::Record(record)) if record.state == State::Running => Some(record.target.pod_address),
-        _ => None,
-    });
-    complete.collect()
+    records.flat_map(|record| sources(&record, in_clear).unwrap_or_else(|| being_attached(&record))).collect()
 }
 
 /// Whether the instance of the pod with this record asks no policy, or with `in_clear` nothing enforces any on packets
 /// in clear. A record that cannot be read says nothing. Blocks.
 pub(crate) fn is_unasked(record: &Path, in_clear: bool) -> bool {
-    record.is_file() && !(asks(record) && (!in_clear || enforces_in_clear(record)))
+    record.is_file() && sources(record, in_clear).is_none()
 }
 
-fn asks(record: &Path) -> bool {
+fn sources(record: &Path, in_clear: bool) -> Option<Vec<IpAddr>> {
     // It lies beside its record.
-    let bytes = durable::read_bounded(&record.with_extension("launch"), MAX_LAUNCH).unwrap_or_default();
-    serde_json::from_slice::<Launch>(&bytes).is_ok_and(|launch| launch.capture.policy)
+    let bytes = durable::read_bounded(&record.with_extension("launch"), MAX_LAUNCH).ok()?;
+    let Launch { capture } = serde_json::from_slice(&bytes).ok()?;
+    (capture.policy && (!in_clear || enforces_in_clear(record))).then_some(capture.sources)
+}
+
+fn being_attached(record: &Path) -> Vec<IpAddr> {
+    match Record::load(record) {
+        Ok(Found::Record(record)) if record.state == State::Intent => vec![record.target.pod_address],
+        _ => Vec::new(),
+    }
 }
 
 fn enforces_in_clear(record: &Path) -> bool {
@@ -70,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pods_whose_contract_does_not_say_so_are_named_once_they_are_attached() {
+    fn captured_pods_whose_contract_says_so_judge_by_programs_and_those_being_attached_are_closed() {
         let dir = tempfile::tempdir().unwrap();
         let files = |container: &str| {
             let (network, ifname) = ("net".to_owned(), "eth0".to_owned());
@@ -85,20 +89,23 @@ mod tests {
             fs::write(files(container).record(), record.to_string()).unwrap();
             fs::write(files(container).launch(), contract).unwrap();
         };
-        let captured = |policy: bool| json!({"version": 1, "capture": {"policy": policy}}).to_string();
-        with("judges", 1, "running", &captured(true));
-        with("does-not", 2, "running", &captured(false));
+        let captured = |policy: bool, last: u8| {
+            json!({"version": 1, "capture": {"policy": policy, "sources": [format!("10.0.0.{last}"), "fd00::1"]}})
+                .to_string()
+        };
+        with("judges", 1, "running", &captured(true, 1));
+        with("does-not", 2, "running", &captured(false, 2));
         with("not-captured", 3, "running", "{\"version\": 1}");
         with("damaged", 4, "running", "{");
         with("just-being-attached", 5, "intent", "");
         let named = |in_clear| {
-            let mut all: Vec<String> = unasked(dir.path(), in_clear).iter().map(ToString::to_string).collect();
+            let mut all: Vec<String> = addresses(dir.path(), in_clear).iter().map(ToString::to_string).collect();
             all.sort();
             all
         };
-        assert_eq!(named(false), ["10.0.0.2", "10.0.0.3", "10.0.0.4"]);
-        assert_eq!(named(true), ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"], "no record says so");
-        assert!(unasked(&dir.path().join("none"), false).is_empty());
+        assert_eq!(named(false), ["10.0.0.1", "10.0.0.5", "fd00::1"]);
+        assert_eq!(named(true), ["10.0.0.5"], "no record says so of the first one");
+        assert!(addresses(&dir.path().join("none"), false).is_empty());
         let record = |container: &str| files(container).record();
         assert!(is_unasked(&record("does-not"), false) && is_unasked(&record("not-captured"), false));
         assert!(!is_unasked(&record("judges"), false) && is_unasked(&record("judges"), true));

@@ -43,10 +43,10 @@ impl Enforced {
             return;
         }
         self.looked = Some(now);
-        let unasked = asking::unasked(&self.state_dir, self.in_clear);
+        let judging = asking::addresses(&self.state_dir, self.in_clear);
         let unasked = self.enforcer.selected().filter(|(addresses, ..)| {
             let mut all = addresses.iter().flatten();
-            all.any(|address| unasked.contains(address))
+            !all.any(|address| judging.contains(address))
         });
         let unasked: BTreeSet<Unasked> = unasked
             .map(|(addresses, namespace, incarnation)| {
