@@ -5,7 +5,8 @@
 //! - `cluster`: the API server; `identity`: the ServiceAccount as which agents and the CA are asked; `agents`,
 //!   `ca`: ask them
 //! - `shown`: tables, JSON and YAML
-//! - `status`, `pods`, `flows`, `why`, `policy`, `upgrade`, `check`, `doctor`, `cert`, `bundle`, `page`, `revoke`: the commands
+//! - `status`, `pods`, `flows`, `why`, `policy`, `upgrade`, `check`, `doctor`, `cert`, `bundle`, `page`, `revoke`: the
+//!   commands
 
 mod agents;
 mod bundle;

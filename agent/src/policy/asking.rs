@@ -26,8 +26,8 @@ struct Captured {
 }
 
 /// The addresses of those pods, by the launch contracts in the state directory; with `in_clear` only of those for which
-/// rules on the node enforce policies on packets in clear, too. And of pods that are just being attached: they are closed
-/// until that is done. Blocks.
+/// rules on the node enforce policies on packets in clear, too. And of pods that are just being attached: they are
+/// closed until that is done. Blocks.
 pub(crate) fn addresses(state_dir: &Path, in_clear: bool) -> HashSet<IpAddr> {
     let networks = fs::read_dir(state_dir).into_iter().flatten().flatten();
     let networks = networks.filter_map(|network| network.file_name().into_string().ok());

@@ -1,4 +1,5 @@
-//! What pods of a network send to elsewhere leaves with an address of the node: rules of the node, in a table of our own.
+//! What pods of a network send to elsewhere leaves with an address of the node: rules of the node, in a table of our
+//! own.
 
 use std::io;
 

@@ -1,8 +1,8 @@
 //! A pod's interface where this plugin makes it: a veth pair with a route to each of the pod's addresses on the node's
 //! end, and no bridge (rtnetlink).
 //!
-//! Both ends have the other one as a permanent neighbour, so nobody asks for anybody, and nobody can answer in another's
-//! place. The pod's default routes lead to link-local addresses, which need not be those of anything on the node.
+//! Both ends have the other one as a permanent neighbour, so nobody asks for anybody, and nobody can answer for another
+//! one. The pod's default routes lead to link-local addresses, which need not be those of anything on the node.
 
 use std::fs::{self, File};
 use std::io;
@@ -19,8 +19,8 @@ use nix::net::if_::if_nametoindex;
 use crate::link::pod_link::Mac;
 use crate::request::Key;
 
-/// The two ends of a pod's link, by names that follow from the attachment: what a call that was killed has left is found
-/// by any later one.
+/// The two ends of a pod's link, by names that follow from the attachment: what a call that was killed has left is
+/// found by any later one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Veth {
     /// Name of the node's end.

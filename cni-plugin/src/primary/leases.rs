@@ -74,8 +74,8 @@ impl Leases {
         Self { dir: state_dir.join(FOLDER).join(network), boot }
     }
 
-    /// Waits until no other call changes leases. The kernel gives the lock back with the returned file, also if the call
-    /// is killed.
+    /// Waits until no other call changes leases. The kernel gives the lock back with the returned file, also if the
+    /// call is killed.
     ///
     /// # Errors
     /// Returns the file system's error.

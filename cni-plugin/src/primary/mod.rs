@@ -11,8 +11,8 @@
 //! | `forwarding.rs` | lets the node route |
 //! | `result.rs` | the result of ADD |
 //!
-//! The links and rules themselves are in `link/`: `veth.rs`, `own_source.rs`, `masquerade.rs`. Once there is a result, a
-//! pod gets its tunnel as behind any other plugin.
+//! The links and rules themselves are in `link/`: `veth.rs`, `own_source.rs`, `masquerade.rs`. Once there is a result,
+//! a pod gets its tunnel as behind any other plugin.
 
 mod delegate;
 mod forwarding;

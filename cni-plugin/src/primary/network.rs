@@ -1,7 +1,7 @@
 //! Makes, checks and removes a pod's interface with its addresses, routes and rules.
 //!
-//! A lease comes first and goes last. So whatever a call that was killed has left belongs to a lease, and DEL, GC or the
-//! next ADD of the same attachment finds it.
+//! A lease comes first and goes last. So whatever a call that was killed has left belongs to a lease, and DEL, GC or
+//! the next ADD of the same attachment finds it.
 
 use std::io;
 use std::net::IpAddr;
