@@ -263,6 +263,15 @@ impl Town {
         lines.join("\n")
     }
 
+    /// Memory of the agents.
+    pub(crate) fn resident_kib(&self) -> [u64; 2] {
+        [1, 2].map(|node| {
+            let said = text(&self.nodes.on(node, &["sh", "-c", COSTS]));
+            let line = said.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a live agent");
+            line.trim().trim_end_matches(" kB").parse().expect("a number")
+        })
+    }
+
     pub(crate) fn details(&self) -> String {
         let nodes = [1, 2].map(|node| {
             let rules = text(&self.nodes.on(node, &["nft", "list", "ruleset"]));

@@ -4,6 +4,7 @@
 
 mod cluster_policies;
 mod faults;
+mod full_nodes;
 mod grid;
 mod network_policies;
 mod new_pods;

@@ -21,7 +21,7 @@ use crate::world::kube::REPLACED_WITHIN;
 use crate::world::pod_traffic::within;
 
 /// Policies that select each new pod; all but one of them are there to be compiled.
-const POLICIES: u16 = 50;
+pub(super) const POLICIES: u16 = 50;
 const STARTED_WITHIN: Duration = Duration::from_secs(240);
 
 /// What a pod says of itself: how many seconds after its first instruction the flow was answered that a policy allows,
@@ -108,7 +108,7 @@ fn nothing_of_a_new_pod_passes_before_its_policies_are_known_and_nothing_else_af
 }
 
 /// Isolates the new pods in both directions. The first allows them one flow, the others flows that nobody tries.
-fn policy(number: u16) -> Value {
+pub(super) fn policy(number: u16) -> Value {
     let port = if number == 0 { 80 } else { 10_000 + number };
     let peer = json!({"namespaceSelector": {"matchLabels": {"ns": "y"}}, "podSelector": {"matchLabels": {"pod": "a"}}});
     json!({"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
