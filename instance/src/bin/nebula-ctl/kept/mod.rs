@@ -21,7 +21,7 @@ pub(crate) struct Bound {
     pub(crate) age: Duration,
 }
 
-/// Where `keep-flows` writes unless it is told otherwise.
+/// Where `keep-flows` writes by default.
 pub(crate) const FOLDER: &str = "/var/lib/nebula-flows";
 
 fn file_in(folder: &Path) -> PathBuf {
