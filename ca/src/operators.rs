@@ -17,8 +17,8 @@ use crate::{
     refusal::Refusal,
 };
 
-/// Limits by source, and one for all strangers together. A source from which a request came that was permitted is known
-/// for an hour, and strangers take nothing from it: the API server's proxy is one.
+/// Limits by source, and one for all strangers together. A source is known for an hour after a request from it was
+/// permitted, and strangers take nothing from it: the API server's proxy is such a source.
 pub(crate) struct Operators {
     state: Mutex<State>,
     /// How many requests are being decided.

@@ -19,7 +19,7 @@ use crate::{
     service::Service,
 };
 
-/// Answers somebody who has a token of Kubernetes.
+/// Answers a request to revoke certificates, which carries a token of a ServiceAccount.
 pub(super) async fn revoke(
     State(service): State<Arc<Service>>,
     Extension(caller): Extension<Caller>,

@@ -1,4 +1,4 @@
-//! What network policies say of a flow, without a packet: the commands `policy test` of agents and of kubectl's plugin.
+//! What network policies say of a flow, without a packet: `policy test` of agents and of kubectl's plugin.
 //!
 //! | file | what |
 //! | --- | --- |

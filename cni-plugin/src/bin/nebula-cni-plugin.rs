@@ -278,7 +278,9 @@ fn about() -> ExitCode {
         "\"nebula-cni-plugin table show [--json] [FILE]\" shows what the instances of captured pods know of the cluster;"
     );
     eprintln!("\"table write FILE\" makes such a file from JSON on standard input, where no node agent writes it.");
-    eprintln!("Put it into a network configuration list behind the plugin that gives pods their address.");
+    eprintln!(
+        "Put it into a network configuration list behind the plugin that gives pods their address, or first with \"primary\": true."
+    );
     eprintln!("CNI versions: {}", reply::SUPPORTED.join(", "));
     ExitCode::SUCCESS
 }

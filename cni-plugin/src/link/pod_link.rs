@@ -239,10 +239,11 @@ pub fn link_local([a, b, c, d, e, f]: Mac) -> Ipv6Addr {
     Ipv6Addr::new(0xfe80, 0, 0, 0, word(a ^ 2, b), word(c, 0xff), word(0xfe, d), word(e, f))
 }
 
-const IFINFOMSG: usize = 16;
+/// struct ifinfomsg.
+pub(super) const IFINFOMSG: usize = 16;
 const TCMSG: usize = 20;
 // linux/if_link.h, linux/net_namespace.h, linux/rtnetlink.h.
-const INFO_KIND: u16 = 1;
+pub(super) const INFO_KIND: u16 = 1;
 const LINK_NETNSID: u16 = 37;
 const NETNSA_NSID: u16 = 1;
 const NETNSA_FD: u16 = 3;

@@ -1,8 +1,9 @@
 //! A pod's interface where this plugin makes it: a veth pair with a route to each of the pod's addresses on the node's
 //! end, and no bridge (rtnetlink).
 //!
-//! Both ends have the other one as a permanent neighbour, so nobody asks for anybody, and nobody can answer for another
-//! one. The pod's default routes lead to link-local addresses, which need not be those of anything on the node.
+//! Each end knows the other one's Ethernet address as a permanent neighbour. So there are no questions by ARP or
+//! neighbour discovery, and nobody can answer for another one. The pod's default routes lead to link-local addresses,
+//! which need not be those of anything on the node.
 
 use std::fs::{self, File};
 use std::io;
@@ -16,7 +17,7 @@ use nebula_cni_contract::netns::in_namespace;
 use nix::libc;
 use nix::net::if_::if_nametoindex;
 
-use crate::link::pod_link::Mac;
+use crate::link::pod_link::{IFINFOMSG, INFO_KIND, Mac};
 use crate::request::Key;
 
 /// The two ends of a pod's link, by names that follow from the attachment: what a call that was killed has left is
@@ -244,14 +245,12 @@ fn bits(address: IpAddr) -> u8 {
 const NODE_END: &str = "neb";
 /// Its index in every namespace.
 const LOOPBACK: u32 = 1;
-const IFINFOMSG: usize = 16;
 // ifi_index.
 const INDEX: std::ops::Range<usize> = 4..8;
 // rtm_dst_len, rtm_scope.
 const LENGTH: usize = 1;
 const SCOPE: usize = 6;
 // linux/if_link.h, linux/veth.h.
-const INFO_KIND: u16 = 1;
 const INFO_DATA: u16 = 2;
 const VETH_INFO_PEER: u16 = 1;
 // IFALIASZ, with the terminating zero byte.

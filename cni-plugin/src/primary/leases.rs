@@ -1,6 +1,6 @@
 //! Which container has which address: one file for each address, in a folder for each network.
 //!
-//! A file appears under its name with its content already in it, by linking a temporary one, which fails if the name is
+//! A file appears under its name with its content already in it, by linking a temporary one. That fails if the name is
 //! taken: so no two calls get one address, and no crash leaves half a lease. A lease counts until the node starts
 //! again, since no container outlives that; so nothing has to be synced to the disk.
 

@@ -1,5 +1,5 @@
-//! The pod's network where this plugin is the first of its list (`"primary": true`): an interface, addresses and routes
-//! of our own, and no other plugin.
+//! The pod's network where this plugin is the first of its list (`"primary": true`): an interface, addresses and
+//! routes of our own, and no other plugin.
 //!
 //! | file | what |
 //! | --- | --- |

@@ -14,7 +14,7 @@ use crate::host::Host;
 use crate::link::masquerade::Masquerade;
 use crate::link::veth::Veth;
 use crate::link::{masquerade, own_source, veth};
-use crate::primary::leases::{Leases, Owner};
+use crate::primary::leases::{Lease, Leases, Owner};
 use crate::primary::range::Range;
 use crate::primary::settings::{self, Ipam, Primary};
 use crate::primary::{delegate, forwarding, result};
@@ -51,19 +51,20 @@ pub fn add(request: &Attach, primary: &Primary, host: &Host<'_>) -> Result<Made,
     let mut dns = config.value("dns")?;
 
     let lock = leases.lock().map_err(|error| failed("lock the leases", &error))?;
-    let mut addresses = own(&leases, key).map_err(|error| failed("read the leases", &error))?;
-    let is_new = !is_whole(&netns, key, &veth, &addresses, host);
+    let mut all = leases.list().map_err(|error| failed("read the leases", &error))?;
+    let mut addresses = own(&all, key);
+    let is_new = is_whole(&netns, key, &veth, &addresses, host).is_err();
     if is_new {
         if !addresses.is_empty() {
             // A call was killed, or the pod's namespace is another one by now.
             remove_link(&veth).map_err(|error| failed("remove what an earlier call left", &error))?;
             leases.give_back(key).map_err(|error| failed("give its old addresses back", &error))?;
+            all.retain(|lease| !lease.is_of(key));
         }
         let networks;
         (addresses, networks) = match &primary.ipam {
             Ipam::Own { ranges, reserved } => {
-                let taken = take(&leases, owner, ranges, reserved)?;
-                (taken, networks_of(ranges, &leases).map_err(|error| failed("read the leases", &error))?)
+                (take(&leases, owner, ranges, reserved, &all)?, networks_of(ranges, &all))
             }
             Ipam::Delegated(plugin) => {
                 let given = delegate::add(plugin, config, &key.ifname)?;
@@ -146,7 +147,7 @@ pub fn check(request: &Attach, primary: &Primary, host: &Host<'_>) -> Result<(),
     if let Ipam::Delegated(plugin) = &primary.ipam {
         delegate::pass_on(plugin, "CHECK", config)?;
     }
-    let addresses = own(&leases, key).map_err(|error| failed("read the leases", &error))?;
+    let addresses = own(&leases.list().map_err(|error| failed("read the leases", &error))?, key);
     if addresses.is_empty() {
         let msg = format!("container {} has no address on this node", key.container_id);
         return Err(Error::new(code::UNKNOWN_CONTAINER, msg).details("delete the pod"));
@@ -156,25 +157,12 @@ pub fn check(request: &Attach, primary: &Primary, host: &Host<'_>) -> Result<(),
         let msg = format!("container {} has no lease of {other}, which ADD reported", key.container_id);
         return Err(Error::new(code::ADDRESS, msg).details("delete the pod"));
     }
-    let bad = |why: String| Error::new(code::DEVICE, format!("{} of the pod is not as it was made: {why}", key.ifname));
-    let link =
-        addresses.first().map(|first| host.links.of_pod(&netns, &key.ifname, *first).map_err(bad)).transpose()?;
-    let link = link.filter(|link| link.name == veth.node_end).ok_or_else(|| bad("another link leads to it".into()))?;
-    for address in &addresses {
-        if !link.addresses.iter().any(|network| network.addr() == *address) {
-            return Err(bad(format!("it has lost its address {address}")));
-        }
-        if veth::interface_to(*address) != Some(link.index) {
-            return Err(bad(format!("the node's route to {address} is gone")));
-        }
-    }
-    if !own_source::is_installed(&veth).map_err(|error| failed("read the rules", &error))? {
-        return Err(bad("the rules about its source address are gone".into()));
-    }
+    let bad = |why: &str| Error::new(code::DEVICE, format!("{} of the pod is not as it was made: {why}", key.ifname));
+    is_whole(&netns, key, &veth, &addresses, host).map_err(|why| bad(&why))?;
     if primary.masquerade.is_some()
         && !masquerade::is_installed(&key.network).map_err(|error| failed("read the rules", &error))?
     {
-        let gone = bad("the rules of \"ipMasq\" are gone".into());
+        let gone = bad("the rules of \"ipMasq\" are gone");
         return Err(gone.details("the next ADD of any pod installs them again"));
     }
     Ok(())
@@ -233,9 +221,15 @@ pub fn status(config: &NetworkConfig, primary: &Primary) -> Result<(), Error> {
 }
 
 /// Takes one address of each family that has a range.
-fn take(leases: &Leases, owner: Owner<'_>, ranges: &[Range], reserved: &[IpNet]) -> Result<Vec<IpAddr>, Error> {
+fn take(
+    leases: &Leases,
+    owner: Owner<'_>,
+    ranges: &[Range],
+    reserved: &[IpNet],
+    all: &[Lease],
+) -> Result<Vec<IpAddr>, Error> {
     let failed = |error: io::Error| failed(owner.key, "take an address", &error);
-    let mut taken: Vec<IpAddr> = leases.list().map_err(failed)?.iter().map(|lease| lease.address).collect();
+    let mut taken: Vec<IpAddr> = all.iter().map(|lease| lease.address).collect();
     let mut addresses = Vec::new();
     for is_v4 in families(ranges) {
         let address = loop {
@@ -257,13 +251,13 @@ fn take(leases: &Leases, owner: Owner<'_>, ranges: &[Range], reserved: &[IpNet])
 }
 
 /// The ranges, and the addresses of pods that are in none of them since they were changed.
-fn networks_of(ranges: &[Range], leases: &Leases) -> io::Result<Vec<IpNet>> {
+fn networks_of(ranges: &[Range], all: &[Lease]) -> Vec<IpNet> {
     let ranges: Vec<IpNet> = ranges.iter().map(Range::network).collect();
-    let others = leases.list()?.into_iter().map(|lease| lease.address);
+    let others = all.iter().map(|lease| lease.address);
     let mut others: Vec<IpNet> =
         others.filter(|address| !ranges.iter().any(|range| range.contains(address))).map(Into::into).collect();
     others.sort();
-    Ok([ranges, others].concat())
+    [ranges, others].concat()
 }
 
 /// Notes addresses that another plugin gave.
@@ -305,22 +299,33 @@ fn full(ranges: &[Range], is_v4: bool, leases: usize) -> Error {
     Error::new(code::NO_ADDRESS, msg).details("add a range to \"subnets\", or remove containers")
 }
 
-fn own(leases: &Leases, key: &Key) -> io::Result<Vec<IpAddr>> {
-    let mut own: Vec<IpAddr> =
-        leases.list()?.into_iter().filter(|lease| lease.is_of(key)).map(|lease| lease.address).collect();
+fn own(all: &[Lease], key: &Key) -> Vec<IpAddr> {
+    let mut own: Vec<IpAddr> = all.iter().filter(|lease| lease.is_of(key)).map(|lease| lease.address).collect();
     // IPv4 first, as it was given.
     own.sort();
-    Ok(own)
+    own
 }
 
-/// Whether everything that ADD makes is there.
-fn is_whole(netns: &Netns, key: &Key, veth: &Veth, addresses: &[IpAddr], host: &Host<'_>) -> bool {
-    let Some(first) = addresses.first() else { return false };
-    let Ok(link) = host.links.of_pod(netns, &key.ifname, *first) else { return false };
-    link.name == veth.node_end
-        && addresses.iter().all(|address| link.addresses.iter().any(|network| network.addr() == *address))
-        && addresses.iter().all(|address| veth::interface_to(*address) == Some(link.index))
-        && own_source::is_installed(veth).unwrap_or(false)
+/// Looks for everything that ADD makes for the pod; says what is missing.
+fn is_whole(netns: &Netns, key: &Key, veth: &Veth, addresses: &[IpAddr], host: &Host<'_>) -> Result<(), String> {
+    let first = addresses.first().ok_or("it has no address")?;
+    let link = host.links.of_pod(netns, &key.ifname, *first)?;
+    if link.name != veth.node_end {
+        return Err("another link leads to it".into());
+    }
+    for address in addresses {
+        if !link.addresses.iter().any(|network| network.addr() == *address) {
+            return Err(format!("it has lost its address {address}"));
+        }
+        if veth::interface_to(*address) != Some(link.index) {
+            return Err(format!("the node's route to {address} is gone"));
+        }
+    }
+    match own_source::is_installed(veth) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err("the rules about its source address are gone".into()),
+        Err(error) => Err(format!("the rules about its source address cannot be read: {error}")),
+    }
 }
 
 fn remove_link(veth: &Veth) -> io::Result<()> {

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::primary::range::Range;
 use crate::reply::{Error, code};
 use crate::request::NetworkConfig;
-use crate::request::checked::{prefixes, refused};
+use crate::request::checked::{boolean, prefixes, refused};
 
 /// What the operator wants of the primary network.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,7 +69,7 @@ impl Primary {
             }
             None => Ipam::Own { ranges: ranges(&subnets)?, reserved: reserved(config)? },
         };
-        let masquerade = has_masquerade(config)?.then_some(list("noMasquerade")?);
+        let masquerade = boolean(config, "ipMasq", true)?.then_some(list("noMasquerade")?);
         let has_tunnels = config.value("ca")?.is_some();
         if !has_tunnels && let Some(enrol) = config.value("enrol")? {
             return Err(refused("enrol", &enrol, "the key \"ca\" as well: certificates come from there"));
@@ -83,11 +83,7 @@ impl Primary {
 /// # Errors
 /// Code 7 if the key is no boolean.
 pub fn is_primary(config: &NetworkConfig) -> Result<bool, Error> {
-    match config.value(PRIMARY)? {
-        None => Ok(false),
-        Some(Value::Bool(is_primary)) => Ok(is_primary),
-        Some(other) => Err(refused(PRIMARY, &other, "true or false")),
-    }
+    boolean(config, PRIMARY, false)
 }
 
 /// The plugin that manages addresses, if the entry names one (CNI specification, section 4).
@@ -140,14 +136,6 @@ fn reserved(config: &NetworkConfig) -> Result<Vec<IpNet>, Error> {
         }
     }
     prefixes("reserved", &value)
-}
-
-fn has_masquerade(config: &NetworkConfig) -> Result<bool, Error> {
-    match config.value("ipMasq")? {
-        None | Some(Value::Bool(true)) => Ok(true),
-        Some(Value::Bool(false)) => Ok(false),
-        Some(other) => Err(refused("ipMasq", &other, "true or false")),
-    }
 }
 
 fn mtu(config: &NetworkConfig) -> Result<Option<u32>, Error> {

@@ -4,12 +4,18 @@ use ipnet::IpNet;
 use serde_json::{Map, Value};
 
 use crate::reply::{Error, code};
-use crate::request::shown;
+use crate::request::{NetworkConfig, shown};
 
 /// An error that names the key and the value.
 pub(crate) fn refused(key: &str, value: &Value, expected: &str) -> Error {
     let value = shown(&value.to_string());
     Error::new(code::CONFIG, format!("network configuration: key {key:?} has value {value}: expected {expected}"))
+}
+
+/// Reads a key that is on or off.
+pub(crate) fn boolean(config: &NetworkConfig, key: &str, default: bool) -> Result<bool, Error> {
+    let value = config.value(key)?.unwrap_or(Value::Bool(default));
+    value.as_bool().ok_or_else(|| refused(key, &value, "true or false"))
 }
 
 /// Refuses unknown keys in objects that only we read, because there they are typing errors.

@@ -18,7 +18,7 @@ use crate::enrolment::Enrolment;
 use crate::primary::{self, settings::Primary};
 use crate::programs::INSTANCE;
 use crate::reply::{Error, code};
-use crate::request::checked::{hint, prefixes, refuse_other_keys, refused};
+use crate::request::checked::{boolean, hint, prefixes, refuse_other_keys, refused};
 use crate::request::{self, NetworkConfig};
 use crate::settings::capturing::Capturing;
 use crate::settings::isolation::Isolation;
@@ -190,7 +190,7 @@ impl Keys<'_> {
 
     /// Reads a boolean key that is only valid in flow "init".
     fn of_flow_init(&self, key: &str) -> Result<bool, Error> {
-        let is_on = self.boolean(key)?;
+        let is_on = boolean(self.config, key, false)?;
         if is_on && self.flow()? != Flow::Init {
             return Err(Error::new(code::CONFIG, format!("network configuration: {key:?} needs flow \"init\""))
                 .details("in flow \"node\" no init container of the pod asks for anything"));
@@ -208,7 +208,7 @@ impl Keys<'_> {
 
     /// The result of ADD can only report an address that is known when ADD returns.
     fn renumber(&self) -> Result<bool, Error> {
-        let renumber = self.boolean("renumber")?;
+        let renumber = boolean(self.config, "renumber", false)?;
         if renumber && (self.mode()? == Mode::Lazy || self.flow()? == Flow::Init) {
             return Err(Error::new(
                 code::CONFIG,
@@ -217,11 +217,6 @@ impl Keys<'_> {
             .details("the pod's IP must be known when ADD returns, and comes with the certificate"));
         }
         Ok(renumber)
-    }
-
-    fn boolean(&self, key: &str) -> Result<bool, Error> {
-        let value = self.config.value(key)?.unwrap_or(Value::Bool(false));
-        value.as_bool().ok_or_else(|| refused(key, &value, "true or false"))
     }
 
     fn overlay(&self) -> Result<Vec<IpNet>, Error> {

@@ -76,8 +76,8 @@ pub fn seconds(text: &str) -> Result<u64, SuggestError> {
     number.checked_mul(unit).ok_or_else(wrong)
 }
 
-/// Asks the instances of the pods of this node that are in the namespace, and the API server who their peers are. `dns`
-/// is the Service of the cluster's DNS.
+/// Asks the instances of the pods of this node that are in the namespace, and the API server who their peers are.
+/// `dns` is the Service of the cluster's DNS.
 ///
 /// # Errors
 /// Returns an error if the records cannot be read, or the API server does not answer.

@@ -6,6 +6,7 @@ use std::fs;
 use serde_json::json;
 
 use super::node::{NODE, Node, addresses};
+use crate::harness::{spawn, wait};
 
 #[test]
 #[ignore = "needs root and network namespaces"]
@@ -105,26 +106,23 @@ fn two_hundred_and_fifty_pods_have_different_addresses() {
     let pods: Vec<String> = (0..250).map(|number| format!("p{number}")).collect();
     pods.iter().for_each(|pod| node.namespace(pod));
     let mut seen = BTreeSet::new();
-    for group in pods.chunks(8) {
-        let called: Vec<_> = group
-            .iter()
-            .map(|pod| crate::harness::spawn(&mut node.command("ADD", pod, &[]), node.stdin("ADD", pod).as_bytes()))
-            .collect();
-        for child in called {
-            let result = crate::harness::wait(child).expect_ok();
-            for address in addresses(&result) {
-                assert!(seen.insert(address.clone()), "{address} twice");
-            }
+    for result in call_all(&node, "ADD", &pods) {
+        for address in addresses(&result) {
+            assert!(seen.insert(address.clone()), "{address} twice");
         }
     }
     assert_eq!(seen.len(), 500);
     assert!(node.pings("p0", seen.iter().next_back().unwrap()));
-    for group in pods.chunks(8) {
-        let called: Vec<_> = group
-            .iter()
-            .map(|pod| crate::harness::spawn(&mut node.command("DEL", pod, &[]), node.stdin("DEL", pod).as_bytes()))
-            .collect();
-        called.into_iter().for_each(|child| drop(crate::harness::wait(child).expect_ok()));
-    }
+    call_all(&node, "DEL", &pods);
     assert_eq!(node.left(), Vec::<String>::new());
+}
+
+/// Calls for each pod, eight at a time; returns what they print.
+fn call_all(node: &Node, verb: &str, pods: &[String]) -> Vec<String> {
+    let call = |pod: &String| spawn(&mut node.command(verb, pod, &[]), node.stdin(verb, pod).as_bytes());
+    let of_group = |group: &[String]| {
+        let called: Vec<_> = group.iter().map(call).collect();
+        called.into_iter().map(|child| wait(child).expect_ok()).collect::<Vec<_>>()
+    };
+    pods.chunks(8).flat_map(of_group).collect()
 }

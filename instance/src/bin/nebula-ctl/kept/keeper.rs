@@ -80,7 +80,6 @@ impl Keeper {
     }
 
     fn keep(&mut self, answer: &FlowRecords) -> io::Result<()> {
-        // A daemon that was started again counts from where it was; one on another machine, from the start.
         self.after = answer.next;
         self.file.append(answer.records.iter().map(line))
     }
@@ -103,8 +102,13 @@ impl Keeper {
 
 /// When the first record of a file was seen.
 fn first_time(path: &Path) -> io::Result<Option<u64>> {
+    let file = match File::open(path) {
+        // Until the next record.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        file => file?,
+    };
     let mut line = String::new();
-    BufReader::new(File::open(path)?).read_line(&mut line)?;
+    BufReader::new(file).read_line(&mut line)?;
     Ok(serde_json::from_str::<FlowRecord>(&line).ok().map(|record| record.last_ms))
 }
 
@@ -168,6 +172,7 @@ mod tests {
         let mut keeper = Keeper::open(folder.path(), keeper.bound).unwrap();
         keep(&mut keeper, 2, 0);
         assert_eq!((numbers(&keeper.path), numbers(&before(&keeper.path))), (vec![], vec![1, 2]));
+        keeper.age().expect("also while the daemon is away and nothing comes");
         keep(&mut keeper, 3, 0);
         fs::write(before(&keeper.path), line(&record(2, now - 101_000))).unwrap();
         keeper.age().unwrap();

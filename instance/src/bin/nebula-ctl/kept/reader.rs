@@ -17,7 +17,7 @@ use super::file_in;
 pub(crate) fn read(folder: &Path, filter: &Filter) -> io::Result<FlowRecords> {
     let path = file_in(folder);
     let texts = [text(&path)?, text_if_any(&before(&path))?];
-    // Of a flow its last line counts. A daemon that was started again may give a number of a flow to another one.
+    // Of a flow its last line counts. A daemon that was started again may give the id of a flow to another one.
     let mut seen = HashSet::new();
     let mut records = Vec::new();
     let mut is_cut = false;
@@ -42,12 +42,11 @@ pub(crate) fn read(folder: &Path, filter: &Filter) -> io::Result<FlowRecords> {
 /// # Errors
 /// Returns the error of the file system.
 pub(super) fn last_number(path: &Path) -> io::Result<u64> {
-    let own = last(&text_if_any(path)?);
-    let last = match own {
+    let newest = match last(&end_of(path)?) {
         Some(record) => Some(record),
-        None => last(&text_if_any(&before(path))?),
+        None => last(&end_of(&before(path))?),
     };
-    Ok(last.map_or(0, |record| record.number))
+    Ok(newest.map_or(0, |record| record.number))
 }
 
 /// When the last record of a file was seen.
@@ -90,7 +89,7 @@ fn end_of(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Of one file: half of the largest bound.
+/// Half of the largest `--max-mib`.
 const MAX_FILE: u64 = 2 << 30;
 /// A record with as many groups as a certificate can have is shorter.
 const MAX_LINE: u64 = 256 << 10;
