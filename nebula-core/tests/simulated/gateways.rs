@@ -161,6 +161,22 @@ fn a_flow_that_begins_while_all_was_quiet_moves_within_two_seconds_too() {
 }
 
 #[test]
+fn a_gateway_that_dies_is_found_even_if_what_it_left_unanswered_is_not_repeated_soon() {
+    for phase in 0..5 {
+        let mut site = Site::new(20, &[(1, 0), (1, 0)]);
+        let port = site.flow_of_first();
+        site.net.run_for(phase * STEP);
+        assert_eq!(site.exchange(port), Some(0));
+        site.net.kill(site.gateways[0]);
+        assert_eq!(site.exchange(port), None, "it is not known yet");
+        // A TCP sender would be silent from 0.6 to 1.4 s after the last answer.
+        site.net.run_for(SECOND * 13 / 10);
+        assert_eq!(site.state(0), GatewayState::Dead, "{phase}: {}", site.net.diagram());
+        assert_eq!(site.exchange(port), Some(1));
+    }
+}
+
+#[test]
 fn flows_do_not_wait_for_the_other_path_of_a_gateway_whose_path_in_use_dies() {
     let second = |number: usize| format!("203.0.113.{}:4242", number + 100);
     let mut site = Site::with(4, &[(1, 0), (1, 0)], false, |number, spec| {

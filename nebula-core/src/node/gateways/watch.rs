@@ -1,5 +1,6 @@
 //! Decides from what is seen of a gateway whether it takes flows, and when it is probed.
 
+use std::mem;
 use std::time::{Duration, Instant};
 
 use crate::TunnelDownReason;
@@ -17,6 +18,8 @@ pub(super) struct Watch {
     received: u64,
     /// Whether the last look found traffic.
     has_traffic: bool,
+    /// Whether the last look found that something was sent.
+    was_asked: bool,
     /// The probe of the last look. Any datagram of the gateway answers it.
     flight: Flight,
     /// When a gateway that returns is probed again, or a dead one is tried again.
@@ -89,6 +92,7 @@ impl Watch {
             sent: 0,
             received: 0,
             has_traffic: false,
+            was_asked: false,
             flight: Flight::default(),
             next: now,
             retry_after: FIRST_RETRY,
@@ -123,13 +127,16 @@ impl Watch {
             None => self.tunnel = None,
         }
         self.has_traffic = heard || asked;
+        // What was sent in the tick that heard the gateway last may have been lost with it. A TCP sender repeats it
+        // after 0.2 s, mostly in the same tick, and then not before 0.6 s.
+        let is_owed_an_answer = mem::replace(&mut self.was_asked, asked) || asked;
         match self.state {
             GatewayState::Untried => self.look_at_untried(now, seen, heard),
             GatewayState::Healthy if self.tunnel.is_none() => {
                 self.enter(now, GatewayState::Untried);
                 Step::Nothing
             }
-            GatewayState::Healthy => self.test(now, heard, asked),
+            GatewayState::Healthy => self.test(now, heard, is_owed_an_answer),
             GatewayState::Dead => self.look_at_dead(now, seen, heard),
             GatewayState::Returning => {
                 if self.tunnel.is_none() {
