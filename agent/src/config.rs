@@ -9,6 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
+use nebula_cni_plugin::primary::settings::Primary;
 use nebula_cni_plugin::request::{self, Env, Request};
 use nebula_cni_plugin::settings::Settings;
 use serde_json::{Map, Value, json};
@@ -20,6 +21,7 @@ use crate::durable;
 use crate::flows::export::Export;
 use crate::flows::store::Bound;
 use crate::host_root::HostRoot;
+use crate::network;
 use crate::rollout::plan::Policy;
 
 /// Where `agent.json` lies in the agent's container.
@@ -44,6 +46,8 @@ pub struct Config {
     pub ca: Ca,
     /// Keys of our chain entry, without `type`, `ca` and `stateDir`.
     pub entry: Map<String, Value>,
+    /// Keys of Nebula's configuration for the gateway of this node; `None`: there is none.
+    pub gateway: Option<Map<String, Value>>,
     /// What to do with enrolled pods that run without a tunnel.
     pub unprotected: Unprotected,
     /// How running instances get a new program.
@@ -202,6 +206,7 @@ impl Config {
             runtime_endpoint: keys.text("runtimeEndpoint")?.map(endpoint).transpose()?,
             ca: keys.ca()?,
             entry: keys.entry()?,
+            gateway: keys.gateway()?,
             unprotected: keys.one_of(
                 "unprotected",
                 &[
@@ -265,11 +270,13 @@ impl Config {
     fn check_entry(&self) -> Result<(), ConfigError> {
         let mut stdin = json!({"cniVersion": "1.1.0", "name": "check"});
         if let Some(object) = stdin.as_object_mut() {
-            object.extend(self.chain_entry("https://ca.invalid", None));
+            let entry = self.chain_entry("https://ca.invalid", None);
+            // Any range will do where the node's own come later.
+            object.extend(network::complete(entry, &[IpNet::from(IpAddr::from([192, 0, 2, 0]))]));
         }
         let env: Env = [("CNI_COMMAND".into(), "STATUS".into())].into();
         match request::read(&env, stdin.to_string().as_bytes()).1 {
-            Ok(Some(Request::Status(config))) => Settings::read(&config).map(drop),
+            Ok(Some(Request::Status(config))) => Primary::read(&config).and_then(|_| Settings::read(&config)).map(drop),
             Ok(_) => Ok(()),
             Err(error) => Err(error),
         }
@@ -292,7 +299,7 @@ pub const NODE_CREDENTIAL_FILE: &str = "/run/nebula-cni/agent/node-credential";
 /// Copy of the TLS roots of the CA, for instances.
 pub const TLS_CA_FILE: &str = "/run/nebula-cni/agent/tls.crt";
 
-const KEYS: [&str; 17] = [
+const KEYS: [&str; 18] = [
     "network",
     "strategy",
     "confDirs",
@@ -301,6 +308,7 @@ const KEYS: [&str; 17] = [
     "runtimeEndpoint",
     "ca",
     "entry",
+    "gateway",
     "unprotected",
     "upgrade",
     "nodeRanges",

@@ -14,6 +14,7 @@ pub mod flows;
 pub mod host_root;
 mod listener;
 mod metrics;
+mod network;
 pub mod node;
 pub mod node_credential;
 pub mod on_host;

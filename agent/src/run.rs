@@ -18,6 +18,7 @@ use crate::credentials::{self, Volumes};
 use crate::flows;
 use crate::listener::{self, MoreMetrics};
 use crate::metrics::Metrics;
+use crate::network;
 use crate::node::Node;
 use crate::node_credential;
 use crate::places::{self, Places};
@@ -80,6 +81,7 @@ pub async fn run(node: Node, options: Options) -> Result<(), RunError> {
     let (target_tx, target) = watch::channel(None);
     let (entry_tx, entry) = watch::channel(None);
     let (services_tx, services) = watch::channel(None);
+    let (subnets_tx, subnets) = watch::channel(None);
     let (ports_tx, ports) = watch::channel(underlay::nodes::Ports::new());
     let metrics = Arc::new(Metrics::new(node.config.pod_metrics));
     let shown = Arc::clone(&metrics);
@@ -98,7 +100,8 @@ pub async fn run(node: Node, options: Options) -> Result<(), RunError> {
             keep_programs(&node, options.programs, places.clone(), DirectoryWatch::new()),
             keep_credentials(&node, options.volumes, DirectoryWatch::new()),
             ranges::follow(&node.config, services_tx),
-            test_then_publish(&node, places.clone(), target.clone(), services, entry_tx),
+            network::follow(&node, options.node.clone(), subnets_tx),
+            test_then_publish(&node, places.clone(), target.clone(), (services, subnets), entry_tx),
             Keeper::new(&node).run(entry.clone(), places.clone(), DirectoryWatch::new()),
             release_memory(),
             flows::keep(&node, options.node.clone(), Arc::clone(&metrics)),
@@ -193,7 +196,7 @@ async fn test_then_publish(
     node: &Node,
     mut places: watch::Receiver<Option<Places>>,
     mut target: watch::Receiver<Option<Target>>,
-    mut services: watch::Receiver<Option<Ranges>>,
+    (mut services, mut subnets): (watch::Receiver<Option<Ranges>>, watch::Receiver<Option<network::Found>>),
     entry: watch::Sender<Option<Map<String, Value>>>,
 ) {
     let Node { config, readiness, retirement, .. } = node;
@@ -214,10 +217,14 @@ async fn test_then_publish(
         let bin_dir = places.borrow_and_update().as_ref().and_then(|places| places.bin.first().cloned());
         let known = target.borrow_and_update().clone();
         let ranges = services.borrow_and_update().clone();
+        let own = subnets.borrow_and_update().clone();
         changes.mark_unchanged();
         let is_prepared = readiness.is_good(Part::Programs) && readiness.is_good(Part::Credentials);
-        if let (Some(bin_dir), Some(known), Some(Ok(ranges)), true) = (bin_dir, known, &ranges, is_prepared) {
+        if let (Some(bin_dir), Some(known), Some(Ok(ranges)), Some(Ok(own)), true) =
+            (bin_dir, known, &ranges, &own, is_prepared)
+        {
             let now = ranges::complete(config.chain_entry(&known.url, known.server_name.as_deref()), ranges);
+            let now = network::complete(now, own);
             let is_due = tested.as_ref() != Some(&(now.clone(), bin_dir.clone()))
                 && failed_at.is_none_or(|at| at.elapsed() > TEST_AGAIN);
             if is_due {
@@ -240,8 +247,9 @@ async fn test_then_publish(
             }
         } else if !readiness.is_good(Part::SelfTest) {
             let waits = "waits for the programs, the credentials, the address of the CA and the ranges of Services";
-            let standing = match ranges {
-                Some(Err(problem)) => Standing::bad(problem).advice(ranges::ADVICE),
+            let standing = match (ranges, own) {
+                (Some(Err(problem)), _) => Standing::bad(problem).advice(ranges::ADVICE),
+                (_, Some(Err(problem))) => Standing::bad(problem).advice(network::ADVICE),
                 _ => Standing::bad(waits),
             };
             readiness.set(Part::SelfTest, standing);
@@ -251,6 +259,7 @@ async fn test_then_publish(
             Ok(()) = places.changed() => {}
             Ok(()) = target.changed() => {}
             Ok(()) = services.changed() => {}
+            Ok(()) = subnets.changed() => {}
             () = tokio::time::sleep(RETRY) => {}
         }
     }

@@ -29,6 +29,7 @@ use serde_json::{Map, Value, json};
 use crate::cni_cache;
 use crate::config::{AGENT_DIR, PLUGIN};
 use crate::host_root::HostRoot;
+use crate::network;
 use crate::process::{self, Ended};
 
 /// Why the self-test failed.
@@ -194,7 +195,8 @@ fn settings(entry: &Map<String, Value>) -> Option<Settings> {
 
 /// The operator's entry, changed so that nothing outside of the node takes part.
 fn configuration(entry: &Map<String, Value>) -> Map<String, Value> {
-    let mut config = entry.clone();
+    // The interface is one of the self-test's own.
+    let mut config = network::chained(entry.clone());
     for key in ["isolate", "capture", "renumber", "provisional", "capabilities"] {
         config.shift_remove(key);
     }

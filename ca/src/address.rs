@@ -141,6 +141,17 @@ pub enum Subject {
         /// Pod UID.
         uid: String,
     },
+    /// A pod of the gateways' DaemonSet: the way from and to the pods of its node.
+    Gateway {
+        /// Kubernetes namespace.
+        namespace: String,
+        /// Pod name.
+        name: String,
+        /// Pod UID.
+        uid: String,
+        /// The node it runs on.
+        node: String,
+    },
 }
 
 impl Subject {
@@ -148,16 +159,18 @@ impl Subject {
     #[must_use]
     pub(crate) fn id(&self) -> Cow<'_, str> {
         match self {
-            Self::Pod { uid, .. } | Self::Lighthouse { uid, .. } => Cow::Borrowed(uid),
+            Self::Pod { uid, .. } | Self::Lighthouse { uid, .. } | Self::Gateway { uid, .. } => Cow::Borrowed(uid),
             Self::Host { name } => Cow::Owned(format!("host {name}")),
         }
     }
 
-    /// Namespace and name of the pod, lighthouses among them; `None` for a host.
+    /// Namespace and name of the pod, lighthouses and gateways among them; `None` for a host.
     #[must_use]
     pub(crate) fn pod(&self) -> Option<(&str, &str)> {
         match self {
-            Self::Pod { namespace, name, .. } | Self::Lighthouse { namespace, name, .. } => Some((namespace, name)),
+            Self::Pod { namespace, name, .. }
+            | Self::Lighthouse { namespace, name, .. }
+            | Self::Gateway { namespace, name, .. } => Some((namespace, name)),
             Self::Host { .. } => None,
         }
     }
@@ -167,7 +180,9 @@ impl Subject {
     pub(crate) fn identity(&self) -> String {
         match self {
             Self::Host { .. } => self.to_string(),
-            Self::Pod { uid, .. } | Self::Lighthouse { uid, .. } => format!("{self} {uid}"),
+            Self::Pod { uid, .. } | Self::Lighthouse { uid, .. } | Self::Gateway { uid, .. } => {
+                format!("{self} {uid}")
+            }
         }
     }
 
@@ -198,12 +213,16 @@ impl Subject {
 
     /// Whether this is the lighthouse that replaces the lighthouse `earlier`: of the same name, with another UID. A
     /// name has one pod at a time, so the API server has confirmed that the earlier one is gone when it confirms this.
+    /// Likewise the next gateway of the same node, which the API server has confirmed to be there.
     fn replaces(&self, earlier: &Self) -> bool {
         match (earlier, self) {
             (
                 Self::Lighthouse { namespace: earlier_namespace, name: earlier_name, uid: earlier },
                 Self::Lighthouse { namespace, name, uid },
             ) => (earlier_namespace, earlier_name) == (namespace, name) && earlier != uid,
+            (Self::Gateway { node: earlier_node, uid: earlier, .. }, Self::Gateway { node, uid, .. }) => {
+                earlier_node == node && earlier != uid
+            }
             _ => false,
         }
     }
@@ -239,7 +258,8 @@ impl Holder {
         match (&self.subject, subject) {
             (Subject::Host { name: held }, Subject::Host { name }) => held == name,
             (Subject::Pod { uid: held, .. }, Subject::Pod { uid, .. })
-            | (Subject::Lighthouse { uid: held, .. }, Subject::Lighthouse { uid, .. }) => held == uid,
+            | (Subject::Lighthouse { uid: held, .. }, Subject::Lighthouse { uid, .. })
+            | (Subject::Gateway { uid: held, .. }, Subject::Gateway { uid, .. }) => held == uid,
             _ => false,
         }
     }
@@ -263,6 +283,7 @@ impl std::fmt::Display for Subject {
             Self::Host { name } => write!(f, "host {name}"),
             Self::Pod { namespace, name, .. } => write!(f, "pod {namespace}/{name}"),
             Self::Lighthouse { namespace, name, .. } => write!(f, "lighthouse {namespace}/{name}"),
+            Self::Gateway { node, .. } => write!(f, "gateway of node {node}"),
         }
     }
 }

@@ -177,7 +177,8 @@ fn id_of(proof: &Proof) -> Option<ProofId> {
         Proof::Node { token, .. }
         | Proof::Provisional { token, .. }
         | Proof::Pod { token, .. }
-        | Proof::Lighthouse { token, .. } => Some(Sha256::digest(token.trim()).into()),
+        | Proof::Lighthouse { token, .. }
+        | Proof::Gateway { token } => Some(Sha256::digest(token.trim()).into()),
         Proof::Token { .. } | Proof::Certificate { .. } => None,
     }
 }

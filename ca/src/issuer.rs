@@ -1,6 +1,7 @@
 //! Issues certificates: checks proof and policy, signs, and records in the ledger; one certificate or one refusal per
 //! request.
 
+mod gateway;
 mod ledger;
 mod lighthouse;
 mod node;
@@ -108,6 +109,7 @@ impl Issuer {
             Proof::Lighthouse { token, port } => {
                 self.issue_for_lighthouse(&rules, token, port.map(NonZeroU16::get), request, now)
             }
+            Proof::Gateway { token } => self.issue_for_gateway(&rules, token, request, now),
             Proof::Certificate { certificate, time, tag } => {
                 let public_key = Some(request.public_key.as_str());
                 let presented = Presented { certificate, time: *time, tag, public_key };

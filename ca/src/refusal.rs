@@ -75,6 +75,19 @@ pub enum Refusal {
     NotInStatefulSet(String),
     #[error("there is no address for lighthouse number {0}; enlarge lighthouses.network in the policy, or run fewer")]
     NoLighthouseAddress(u32),
+    #[error("only the service account {expected} may be a gateway, not {account}")]
+    NotGatewayAccount { account: String, expected: String },
+    #[error("this CA enrols no gateways of nodes: policy.jsonc has no \"gateways\" section")]
+    GatewaysDisabled,
+    #[error(
+        "node {0} has no range of addresses for its pods (spec.podCIDRs) that the overlay has: the controller manager needs \
+         --allocate-node-cidrs and --cluster-cidr (kubeadm init --pod-network-cidr)"
+    )]
+    NodeWithoutRange(String),
+    #[error("{range} is of the range of node {node} as well, which was there before")]
+    RangeOfOtherNode { range: IpNet, node: String },
+    #[error("the range {0} of the node's pods is no part of an overlay prefix (pods.overlay)")]
+    RangeOutsideOverlay(IpNet),
     #[error("the service-account token is bound to no pod; use a projected one")]
     TokenNotBound,
     #[error("the pod {0} that the node agent's token is bound to does not exist any more")]
@@ -266,6 +279,12 @@ impl Refusal {
             Self::NotHostNetwork(_) => ("not_host_network", 403),
             Self::NotInStatefulSet(_) => ("not_in_stateful_set", 403),
             Self::NoLighthouseAddress(_) => ("no_lighthouse_address", 403),
+            Self::NotGatewayAccount { .. } => ("wrong_account", 403),
+            Self::GatewaysDisabled => ("gateways_disabled", 403),
+            // The controller manager gives one to a new node soon.
+            Self::NodeWithoutRange(_) => ("node_without_range", 503),
+            Self::RangeOfOtherNode { .. } => ("range_of_other_node", 403),
+            Self::RangeOutsideOverlay(_) => ("range_outside_overlay", 403),
             Self::TokenNotBound => ("token_not_bound", 403),
             Self::AgentGone(_) => ("agent_gone", 403),
             Self::NodeCredentialRejected => ("node_credential_rejected", 401),

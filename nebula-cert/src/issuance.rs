@@ -105,6 +105,12 @@ pub enum Proof {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         port: Option<NonZeroU16>,
     },
+    /// A pod of the gateways' DaemonSet proves its own identity with its service-account token. It gets the first address
+    /// of its node's pod range, and the range behind it.
+    Gateway {
+        /// The pod's token.
+        token: String,
+    },
     /// The holder of a certificate renews or releases it; the tag proves possession of the private key.
     Certificate {
         /// PEM of the current certificate.
@@ -315,6 +321,7 @@ impl std::fmt::Debug for Proof {
             Self::Provisional { pod, .. } => write!(f, "Provisional(redacted, {pod:?})"),
             Self::Pod { address, .. } => write!(f, "Pod(redacted, {address})"),
             Self::Lighthouse { port, .. } => write!(f, "Lighthouse(redacted, {port:?})"),
+            Self::Gateway { .. } => f.write_str("Gateway(redacted)"),
             Self::Certificate { time, .. } => write!(f, "Certificate(redacted, {time})"),
         }
     }

@@ -149,13 +149,30 @@ fn unsafe_route(entry: &Entry<'_>, networks: &[IpNet]) -> Result<UnsafeRoute, Re
         }
     };
     let gateways = gateways(entry)?;
-    let install = match entry.get("install") {
-        None => true,
+    let boolean = |key: &str, otherwise: bool| match entry.get(key) {
+        None => Ok(otherwise),
         Some(value) => {
-            value.boolean().ok_or_else(|| entry.fail("install", format_args!("is not a boolean: {}", shown(value))))?
+            value.boolean().ok_or_else(|| entry.fail(key, format_args!("is not a boolean: {}", shown(value))))
         }
     };
+    // Not in Go, which refuses such a route.
+    let inside = boolean("inside", false)?;
+    // The route of the own network leads to the device already.
+    let install = boolean("install", !inside)?;
     let network = entry.network()?;
+    if inside {
+        let is_part = |own: &IpNet| own.contains(&network) && own.prefix_len() < network.prefix_len();
+        if !networks.is_empty() && !networks.iter().any(is_part) {
+            let own: Vec<_> = networks.iter().map(ToString::to_string).collect();
+            let what = format!(
+                "is \"inside\" and no part of the configured vpn networks; route: {network}, networks: [{}]",
+                own.join(" ")
+            );
+            return Err(entry.fail("route", what));
+        }
+        let route = SubnetRoute::new(network, gateways).inside();
+        return Ok(UnsafeRoute { route, mtu, metric, install });
+    }
     if let Some(own) = networks.iter().find(|own| own.contains(&network.addr())) {
         let what = format!("is contained within the configured vpn networks; route: {network}, network: {own}");
         return Err(entry.fail("route", what));
@@ -261,6 +278,18 @@ mod tests {
     }
 
     #[test]
+    fn a_part_of_an_own_network_is_a_route_only_where_it_is_said_to_be_inside() {
+        let routes = read("unsafe_routes: [{route: 10.99.0.128/25, via: 10.99.0.129, inside: true}]").unwrap();
+        let [inside] = routes.subnets.as_slice() else { panic!("{routes:?}") };
+        assert!(inside.route.inside && !inside.install, "the network's own route leads to the device already");
+        for route in ["10.99.0.0/24", "10.99.0.0/16", "192.168.1.0/24"] {
+            let refused =
+                read(&format!("unsafe_routes: [{{route: {route}, via: 10.99.0.2, inside: true}}]")).unwrap_err();
+            assert!(refused.contains("no part of the configured vpn networks"), "{refused}");
+        }
+    }
+
+    #[test]
     fn quoted_numbers_are_numbers() {
         let routes =
             read("unsafe_routes: [{route: 1.0.0.0/8, metric: '77', via: [{gateway: 10.99.0.2, weight: '5'}]}]")
@@ -325,6 +354,10 @@ mod tests {
             (
                 "unsafe_routes: [{route: 1.0.0.0/8, via: 10.99.0.2, install: maybe}]",
                 "entry 1.install in tun.unsafe_routes is not a boolean: ",
+            ),
+            (
+                "unsafe_routes: [{route: 10.99.0.128/25, via: 10.99.0.2, inside: 7x}]",
+                "entry 1.inside in tun.unsafe_routes is not a boolean: ",
             ),
             ("routes: 5", "tun.routes is not an array"),
             ("routes: [{route: 10.99.0.0/25}]", "entry 1.mtu in tun.routes is not present"),

@@ -355,17 +355,26 @@ fn fingerprints(identity: &Identity) -> [Option<Fingerprint>; 2] {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SubnetRoute {
-    /// Destinations; the longest prefix that contains an address wins. Own networks take precedence.
+    /// Destinations; the longest prefix that contains an address wins. Own networks take precedence, unless this is
+    /// [`SubnetRoute::inside`] one.
     pub network: IpNet,
     /// Nodes that accept packets for it. Each flow stays on one of them while that one answers.
     pub gateways: Vec<Gateway>,
+    /// It is a part of an own network whose addresses belong to hosts without Nebula behind these nodes.
+    pub inside: bool,
 }
 
 impl SubnetRoute {
     /// A network behind these nodes.
     #[must_use]
     pub fn new(network: IpNet, gateways: Vec<Gateway>) -> Self {
-        Self { network, gateways }
+        Self { network, gateways, inside: false }
+    }
+
+    /// The same route for a part of an own network: nobody there has a tunnel of its own but the gateways.
+    #[must_use]
+    pub fn inside(self) -> Self {
+        Self { inside: true, ..self }
     }
 }
 

@@ -10,7 +10,8 @@
 #   kube-nodes.sh stop DIR
 #
 # Environment: KUBE_BIN, PREFIX (of the names of network namespaces; default kn), IMAGES (archives of mkimage.py; the one
-# named localhost/pause:1 is needed), PROXY=1 (kube-proxy on both nodes, and pods and Services with IPv4 and IPv6).
+# named localhost/pause:1 is needed), PROXY=1 (kube-proxy on both nodes, and pods and Services with IPv4 and IPv6),
+# NETWORK=none (no network for pods: no plugin that makes one, no configuration of it, no route between nodes; nodes are not ready).
 #
 # Each node has a network namespace, a containerd, a kubelet, processes of its own (containerd is process 1) and files of its
 # own where a node agent writes: /etc/cni, /opt/cni, /var/lib/cni, /var/lib/nebula-cni and /run; and in /var/log, where a kubelet
@@ -53,8 +54,9 @@ start)
     in_network $n ip link set lo up
     node=$dir/node$n
     mkdir -p "$node/cri" "$node/etc-cni/net.d" "$node/opt-cni/bin" "$node/var-lib-cni" "$node/var-lib-nebula-cni" "$node/var-log"
-    cp -L /usr/lib/cni/{bridge,host-local,loopback,portmap} "$node/opt-cni/bin/"
-    cat > "$node/etc-cni/net.d/10-bridge.conflist" <<C
+    cp -L /usr/lib/cni/{loopback,portmap} "$node/opt-cni/bin/"
+    [ "${NETWORK-}" = none ] || cp -L /usr/lib/cni/{bridge,host-local} "$node/opt-cni/bin/"
+    [ "${NETWORK-}" = none ] || cat > "$node/etc-cni/net.d/10-bridge.conflist" <<C
 {"cniVersion": "1.0.0", "name": "pods", "plugins": [
   {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": false, "hairpinMode": true,
    "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.$n.0/24"}]$range6], "routes": [{"dst": "0.0.0.0/0"}$route6]}},
@@ -82,19 +84,27 @@ C
     # that of the nodes would not send a translated packet back to the port from which it came.
     for n in 1 2; do
       in_network $n sysctl -qw net.bridge.bridge-nf-call-iptables=0 net.bridge.bridge-nf-call-ip6tables=0
-      in_network $n ip link add cni0 type bridge nf_call_iptables 1 nf_call_ip6tables 1
+      [ "${NETWORK-}" = none ] || in_network $n ip link add cni0 type bridge nf_call_iptables 1 nf_call_ip6tables 1
     done
+  fi
+  if [ "${NETWORK-}" = none ]; then
+    export UNREADY=1
+    touch "$dir/unready"
   fi
   KUBE_BIN=$dir/node1/kube NODE_NS=${prefix}1 CRI_SOCKET=$dir/node1/cri/run/containerd.sock "$here/kube-up.sh" start "$dir/control" node
   KUBE_BIN=$dir/node2/kube NODE_NS=${prefix}2 CRI_SOCKET=$dir/node2/cri/run/containerd.sock NODE_NAME=node2 NODE_IP=192.0.2.11 \
     "$here/kube-up.sh" join "$dir/second" "$dir/control"
-  in_network 1 ip route add 10.244.2.0/24 via 192.0.2.11
-  in_network 2 ip route add 10.244.1.0/24 via 192.0.2.10
+  if [ "${NETWORK-}" != none ]; then
+    in_network 1 ip route add 10.244.2.0/24 via 192.0.2.11
+    in_network 2 ip route add 10.244.1.0/24 via 192.0.2.10
+  fi
   if [ "${PROXY-}" ]; then
     in_network 1 ip addr add fd00:192::10/64 dev node0 nodad
     in_network 2 ip addr add fd00:192::11/64 dev eth0 nodad
-    in_network 1 ip route add fd00:10:244:2::/64 via fd00:192::11
-    in_network 2 ip route add fd00:10:244:1::/64 via fd00:192::10
+    if [ "${NETWORK-}" != none ]; then
+      in_network 1 ip route add fd00:10:244:2::/64 via fd00:192::11
+      in_network 2 ip route add fd00:10:244:1::/64 via fd00:192::10
+    fi
     for n in 1 2; do in_network $n sysctl -qw net.ipv6.conf.all.forwarding=1; done
   fi
   for n in 1 2; do
@@ -130,7 +140,7 @@ reboot)
   # Control groups, containerd's state and the pods' bridge are in memory; the pods' links went with their namespaces.
   find /sys/fs/cgroup -depth -type d \( -path "*/$(node_name "$n")/*" -o -path '*/nebula-cni/pods/*' \) -exec rmdir {} \; 2>/dev/null || true
   rm -rf "$node/cri/run"
-  in_network "$n" ip link delete cni0
+  [ -e "$dir/unready" ] || in_network "$n" ip link delete cni0
   IMAGES= first_up "$n"
   kubelet_up "$n" ;;
 kubelet)

@@ -16,6 +16,14 @@ pub(crate) struct Choice {
     pub refused: Vec<(String, String)>,
 }
 
+/// As [`choose`], where our plugin makes the network itself: no file of somebody else is the primary's. The runtime
+/// calls the first file, and so ours.
+#[must_use]
+pub(crate) fn choose_own<'a>(files: impl IntoIterator<Item = (&'a str, &'a [u8])>, own: Primary) -> Choice {
+    let others = choose(files, None);
+    Choice { primary: Some(own), refused: Vec::new(), ..others }
+}
+
 /// Picks the primary among the files of a directory: the first valid one in byte order, as runtimes do. Hidden files,
 /// ours and those of meta plugins are none: we are in the chain that those call. What the first of them names as the
 /// cluster's network comes before others. If `network` is set, only a list of that name is, also a meta plugin's.

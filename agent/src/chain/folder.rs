@@ -10,13 +10,14 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 use tokio::time::Instant;
 
-use super::choice::{Choice, choose};
+use super::choice::{Choice, choose, choose_own};
 use super::meta::Meta;
-use super::primary::{self, Primary};
+use super::primary::{self, OWN_NETWORK, Primary};
 use super::rewrites::{Rewrites, probable_owner};
 use crate::config::Strategy;
 use crate::durable;
 use crate::host_root::HostRoot;
+use crate::network;
 
 /// What the agent wrote into one directory, and what it saw there.
 #[derive(Debug)]
@@ -83,6 +84,8 @@ pub(crate) struct InPlace {
     pub before: Vec<String>,
     /// The meta plugin by way of which the runtime calls our chain.
     pub meta: Option<Meta>,
+    /// Whether our plugin makes the network, and so is the first one.
+    pub is_own: bool,
 }
 
 /// How to keep a directory.
@@ -94,8 +97,18 @@ pub(crate) struct Wish<'a> {
     pub network: Option<&'a str>,
     /// Where our entry goes.
     pub strategy: Strategy,
+    /// Directories with plugins, as the node names them.
+    pub bin: &'a [PathBuf],
     /// The node's root.
     pub host: &'a HostRoot,
+}
+
+impl Wish<'_> {
+    /// The list of a network that our plugin makes itself.
+    fn own(&self) -> Primary {
+        let is_installed = |kind: &str| self.bin.iter().any(|dir| self.host.resolve(&dir.join(kind)).is_file());
+        Primary::own(self.network.unwrap_or(OWN_NETWORK), is_installed)
+    }
 }
 
 impl Folder {
@@ -125,6 +138,11 @@ impl Folder {
         let shown = self.path.display().to_string();
         let failed =
             |what: &str, error: &io::Error| Outcome::Failed { reason: format!("cannot {what} {shown}: {error}") };
+        if network::is_primary(wish.entry)
+            && let Err(error) = fs::create_dir_all(&dir)
+        {
+            return failed("make", &error);
+        }
         let names = match names(&dir) {
             Ok(names) => names,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -145,7 +163,11 @@ impl Folder {
                 path.is_file().then(|| (name.clone(), durable::read_bounded(&path, MAX_FILE).unwrap_or_default()))
             })
             .collect();
-        let choice = choose(files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())), wish.network);
+        let files = files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice()));
+        let choice = match network::is_primary(wish.entry) {
+            true => choose_own(files, wish.own()),
+            false => choose(files, wish.network),
+        };
         let primary = match self.settle(&choice, &names, now) {
             Ok(primary) => primary,
             Err(reason) => return Outcome::Waiting { reason },
@@ -210,7 +232,8 @@ impl Folder {
             primary::is_loadable(name) && !primary::is_own(name) && !choice.metas.iter().any(|meta| meta == name)
         });
         // Meta plugins take files only.
-        let strategy = if choice.meta.is_some() { Strategy::File } else { wish.strategy };
+        let is_own = network::is_primary(wish.entry);
+        let strategy = if choice.meta.is_some() || is_own { Strategy::File } else { wish.strategy };
         let (name, bytes) = match strategy {
             Strategy::File => {
                 (PathBuf::from(primary::own_name(&primary.network, others.clone())), primary.with_entry(wish.entry))
@@ -274,6 +297,7 @@ impl Folder {
             is_new,
             before,
             meta: choice.meta.clone(),
+            is_own,
         };
         self.written = Some(wanted);
         Ok(Outcome::InPlace(placed))
@@ -378,7 +402,7 @@ mod tests {
 
         fn keep_as(&mut self, strategy: Strategy) -> Outcome {
             let host = HostRoot::default();
-            let wish = Wish { entry: &self.entry, network: None, strategy, host: &host };
+            let wish = Wish { entry: &self.entry, network: None, strategy, bin: &[], host: &host };
             self.folder.keep(wish, self.now)
         }
 
@@ -397,6 +421,34 @@ mod tests {
         fn pass(&mut self, seconds: u64) {
             self.now += Duration::from_secs(seconds);
         }
+    }
+
+    #[test]
+    fn a_network_of_our_own_needs_no_file_of_anybody_and_comes_before_all() {
+        let f = fixture();
+        let own = json!({"type": "nebula-cni-plugin", "primary": true, "subnets": ["10.244.1.0/24"]});
+        f.write("portmap", "a program");
+        let (bin, host) = ([f.dir.path().to_owned()], HostRoot::default());
+        let conf = f.dir.path().join("net.d");
+        let mut folder = Folder::new(conf.clone());
+        let entry = own.as_object().unwrap();
+        let mut keep = |now| {
+            let wish = Wish { entry, network: None, strategy: Strategy::DropIn, bin: &bin, host: &host };
+            match folder.keep(wish, now) {
+                Outcome::InPlace(placed) => placed,
+                other => panic!("{other:?}"),
+            }
+        };
+        let placed = keep(f.now);
+        assert_eq!((placed.file.to_str(), placed.network.as_str()), (Some("00-nebula-nebula.conflist"), "nebula"));
+        let made: Value = serde_json::from_slice(&placed.bytes).unwrap();
+        let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
+        assert_eq!(made, json!({"cniVersion": "1.0.0", "name": "nebula", "plugins": [own, portmap]}));
+        // What another plugin writes later does not take its place.
+        fs::write(conf.join("10-flannel.conflist"), list("cbr0", "flannel")).unwrap();
+        fs::write(conf.join("00-broken.conf"), "{").unwrap();
+        let again = keep(f.now + SETTLE * 3);
+        assert_eq!((again.bytes, again.before.len()), (placed.bytes, 0));
     }
 
     #[test]
@@ -619,7 +671,7 @@ mod tests {
         assert!(matches!(f.keep(), Outcome::InPlace(_)));
         assert_eq!((f.chain("a"), f.chain("b").is_some()), (None, true));
         let host = HostRoot::default();
-        let wish = Wish { entry: &f.entry, network: Some("m"), strategy: Strategy::File, host: &host };
+        let wish = Wish { entry: &f.entry, network: Some("m"), strategy: Strategy::File, bin: &[], host: &host };
         // OpenShift: CRI-O takes Multus by name, and its cluster network is in another folder.
         let mut folder = Folder::new(f.dir.path().to_owned());
         fs::remove_file(f.dir.path().join("00-nebula-b.conflist")).unwrap();

@@ -55,7 +55,7 @@ impl Keeper {
                 // The uninstallation removes the chain files and reports on them.
                 self.folders.clear();
             } else if let (Some(entry), Some(places)) = (now_entry, now_places) {
-                pause = self.pass(&entry, &places.conf).await;
+                pause = self.pass(&entry, &places).await;
             } else if !self.node.readiness.is_good(Part::Chain) {
                 let waits = "waits for the programs, the credentials, the self-test and the address of the CA";
                 self.node.readiness.set(Part::Chain, Standing::bad(waits));
@@ -71,14 +71,15 @@ impl Keeper {
     }
 
     /// One look at everything; returns when the next one is due.
-    async fn pass(&mut self, entry: &Map<String, Value>, directories: &[PathBuf]) -> Duration {
+    async fn pass(&mut self, entry: &Map<String, Value>, places: &Places) -> Duration {
+        let directories = &places.conf;
         self.folders.retain(|folder| directories.iter().any(|dir| dir == folder.path()));
         for dir in directories {
             if !self.folders.iter().any(|folder| folder.path() == dir) {
                 self.folders.push(Folder::new(dir.clone()));
             }
         }
-        let outcomes = self.keep_folders(entry).await;
+        let outcomes = self.keep_folders(entry, places.bin.clone()).await;
         self.node.readiness.set(Part::Chain, chain_standing(&outcomes));
         let placed: Vec<&(PathBuf, InPlace)> = outcomes.in_place.iter().collect();
         let Some((dir, placed)) = placed.first() else {
@@ -116,12 +117,12 @@ impl Keeper {
         if now < since + LOADED_WITHIN { QUICK } else { SOON }
     }
 
-    async fn keep_folders(&mut self, entry: &Map<String, Value>) -> Outcomes {
+    async fn keep_folders(&mut self, entry: &Map<String, Value>, bin: Vec<PathBuf>) -> Outcomes {
         let mut folders = std::mem::take(&mut self.folders);
         let (entry, config, strategy) = (entry.clone(), Arc::clone(&self.node.config), self.strategy);
         let kept = blocking(move || {
             let network = config.network.as_deref();
-            let wish = Wish { entry: &entry, network, strategy, host: &config.host_root };
+            let wish = Wish { entry: &entry, network, strategy, bin: &bin, host: &config.host_root };
             let mut outcomes = Outcomes::default();
             for folder in &mut folders {
                 match folder.keep(wish, Instant::now()) {
@@ -234,10 +235,14 @@ fn loaded(asked: &Result<Status, RuntimeError>, placed: &InPlace) -> Standing {
             None => Standing::good(format!("the runtime has loaded {}, which calls our chain", meta.file)),
         };
     }
-    if loaded.plugins.last().is_none_or(|last| last != PLUGIN) {
+    let (ours, place) = match placed.is_own {
+        true => (loaded.plugins.first(), "first"),
+        false => (loaded.plugins.last(), "last"),
+    };
+    if ours.is_none_or(|ours| ours != PLUGIN) {
         let list = loaded.plugins.join(", ");
         return Standing::bad(format!("the runtime has loaded the plugins {list} for network {}", placed.network))
-            .advice(format!("{PLUGIN} must be the last one: remove other drop-ins of this network"));
+            .advice(format!("{PLUGIN} must be the {place} one: remove other drop-ins of this network"));
     }
     let json = |text: &[u8]| serde_json::from_slice::<Value>(text).ok();
     let is_file = placed.file.extension().is_some_and(|extension| extension == "conflist");
@@ -247,7 +252,7 @@ fn loaded(asked: &Result<Status, RuntimeError>, placed: &InPlace) -> Standing {
     if let Some(problem) = &status.network_problem {
         return not_ready(problem);
     }
-    Standing::good(format!("the runtime has loaded {} with {PLUGIN} last", placed.network))
+    Standing::good(format!("the runtime has loaded {} with {PLUGIN} {place}", placed.network))
 }
 
 /// Time between two looks when all is well, when something is missing, and while the runtime loads.
@@ -267,7 +272,7 @@ mod tests {
     fn placed() -> InPlace {
         let bytes = json!({"name": "a", "plugins": [{"type": "bridge"}, {"type": PLUGIN}]}).to_string().into_bytes();
         let file = "00-nebula-a.conflist".into();
-        InPlace { file, bytes, network: "a".into(), is_new: false, before: Vec::new(), meta: None }
+        InPlace { file, bytes, network: "a".into(), is_new: false, before: Vec::new(), meta: None, is_own: false }
     }
 
     fn status(name: &str, plugins: &[&str], source: &str) -> Result<Status, RuntimeError> {

@@ -4,6 +4,7 @@ use nebula_cni_plugin::request::is_name;
 use serde_json::{Map, Value, json};
 
 use crate::config::PLUGIN;
+use crate::network;
 
 /// A valid network configuration list of somebody else.
 #[derive(Debug, Clone, PartialEq)]
@@ -83,19 +84,31 @@ impl Primary {
         Ok(Self { file: file.to_owned(), network, list })
     }
 
+    /// The list of a network that our plugin makes itself, with those plugins behind it of [`BEHIND`] that `installed`
+    /// has.
+    pub(crate) fn own(network: &str, installed: impl Fn(&str) -> bool) -> Self {
+        let behind = BEHIND.iter().filter(|(kind, _)| installed(kind));
+        let plugins: Vec<Value> =
+            behind.map(|(kind, capability)| json!({"type": kind, "capabilities": {*capability: true}})).collect();
+        let list = [("cniVersion", json!(VERSION)), ("name", json!(network)), ("plugins", json!(plugins))];
+        let list = list.map(|(key, value)| (key.to_owned(), value)).into_iter().collect();
+        Self { file: String::new(), network: network.to_owned(), list }
+    }
+
     /// Types of its plugins.
     pub(crate) fn plugins(&self) -> impl Iterator<Item = &str> {
         self.list["plugins"].as_array().into_iter().flatten().filter_map(|plugin| plugin["type"].as_str())
     }
 
-    /// The same list with our entry last. All else is kept: unknown keys, the name (the primary's state is named after
+    /// The same list with our entry last, or first if it makes the network. All else is kept: unknown keys, the name (the primary's state is named after
     /// it), and the version. A runtime does not tell which versions its CNI library knows, and a newer version than the
     /// primary's would be passed to plugins that may not know it.
     #[must_use]
     pub(crate) fn with_entry(&self, entry: &Map<String, Value>) -> Vec<u8> {
         let mut list = self.list.clone();
         if let Some(Value::Array(plugins)) = list.get_mut("plugins") {
-            plugins.push(Value::Object(entry.clone()));
+            let place = if network::is_primary(entry) { 0 } else { plugins.len() };
+            plugins.insert(place, Value::Object(entry.clone()));
         }
         let mut bytes = serde_json::to_vec_pretty(&list).unwrap_or_default();
         bytes.push(b'\n');
@@ -111,6 +124,12 @@ fn wrapped(conf: Map<String, Value>) -> Map<String, Value> {
     list
 }
 
+/// The name of a network that our plugin makes itself, if the operator gives it none.
+pub(crate) const OWN_NETWORK: &str = "nebula";
+/// Known to the runtimes of every Kubernetes that is in use, and to the plugins behind us.
+const VERSION: &str = "1.0.0";
+/// Plugins that work behind ours, each with the capability by which the runtime tells it what a pod wants.
+const BEHIND: [(&str, &str); 2] = [("portmap", "portMappings"), ("bandwidth", "bandwidth")];
 // The second sorts before files such as 00-calico.conf.
 const OWN_PREFIXES: [&str; 2] = ["00-nebula-", "0-nebula-"];
 

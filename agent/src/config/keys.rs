@@ -111,6 +111,16 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// What the agent writes for the gateway's daemon, which reads it with the routes to other nodes.
+    pub(super) fn gateway(&self) -> Result<Option<Map<String, Value>>, ConfigError> {
+        let Some(value) = self.0.get("gateway") else { return Ok(None) };
+        let keys = object("gateway", value, "an object with keys of Nebula's configuration")?;
+        match keys.get("tun") {
+            Some(tun) if !tun.is_object() => Err(refused("gateway.tun", tun, "an object")),
+            _ => Ok(Some(keys.clone())),
+        }
+    }
+
     pub(super) fn upgrade(&self) -> Result<Policy, ConfigError> {
         const EXPECTED: &str = "{\"canary\": N, \"parallel\": N, \"pauseOnFailure\": BOOLEAN, \"watchSeconds\": N}";
         let Some(value) = self.0.get("upgrade") else { return Ok(Policy::DEFAULT) };

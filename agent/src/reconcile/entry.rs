@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 
 use super::seen::Enrolment;
 use crate::config::PLUGIN;
+use crate::network;
 
 /// Our entry with the name and version of its list.
 #[derive(Debug, Clone)]
@@ -89,7 +90,8 @@ impl Entry {
         let ours = |plugin: &&Value| plugin["type"] == PLUGIN;
         let plugins = list["plugins"].as_array().map(Vec::as_slice).unwrap_or_default();
         let entry = plugins.iter().find(ours).and_then(Value::as_object).ok_or(EntryError::Missing)?;
-        let mut stdin = entry.clone();
+        // What is asked of the plugin here is about pods that have their interface.
+        let mut stdin = network::chained(entry.clone());
         for key in ["name", "cniVersion"] {
             stdin.insert(key.to_owned(), list[key].clone());
         }

@@ -52,6 +52,16 @@ impl NodeFacts {
         Self { reported, internal, ranges, created: created(&node.metadata), labels: None }
     }
 
+    /// Ranges of its pods.
+    pub(crate) fn ranges(&self) -> &[IpNet] {
+        &self.ranges
+    }
+
+    /// When the API server made the object, in seconds since 1970.
+    pub(crate) fn created(&self) -> i64 {
+        self.created
+    }
+
     /// The same with the labels of the node.
     pub(super) fn with_labels(self, node: &Node) -> Self {
         Self { labels: node.metadata.labels.as_ref().and_then(Packed::of), ..self }

@@ -122,6 +122,10 @@ impl Cluster for ApiServer {
         Ok(spec.all.into_iter().chain(spec.one).collect())
     }
 
+    fn other_owner(&self, range: IpNet, node: &str) -> Result<Option<String>, ClusterError> {
+        Ok(self.runtime.block_on(self.followed().occupancy())?.other_owner(range, node).map(str::to_owned))
+    }
+
     fn node_uid(&self, name: &str) -> Result<Option<String>, ClusterError> {
         #[derive(Deserialize)]
         struct Item {

@@ -37,6 +37,8 @@ pub(crate) trait Cluster: Send + Sync {
     fn pod(&self, namespace: &str, name: &str) -> Result<Option<Pod>, ClusterError>;
     /// The ranges from which a node assigns addresses to its pods; empty if unknown.
     fn node_ranges(&self, name: &str) -> Result<Vec<IpNet>, ClusterError>;
+    /// Another node, older than `node`, whose ranges share addresses with `range`.
+    fn other_owner(&self, range: IpNet, node: &str) -> Result<Option<String>, ClusterError>;
     /// The UID of a node; `None` if there is no such node.
     fn node_uid(&self, name: &str) -> Result<Option<String>, ClusterError>;
     /// Begins to learn who has which address, for [`Cluster::taken`].

@@ -97,6 +97,14 @@ impl Occupancy {
         owners.min_by_key(|(name, facts)| (facts.created.as_str(), *name)).map(|(name, _)| &**name)
     }
 
+    /// The oldest node that gives addresses of this range to its pods, if that is not `node`.
+    pub(crate) fn other_owner(&self, range: IpNet, node: &str) -> Option<&str> {
+        let meets = |other: &IpNet| other.contains(&range) || range.contains(other);
+        let owners = self.nodes.iter().filter(|(name, facts)| &***name == node || facts.ranges.iter().any(meets));
+        let oldest = owners.min_by_key(|(name, facts)| (facts.created.as_str(), *name));
+        oldest.map(|(name, _)| &**name).filter(|name| *name != node)
+    }
+
     /// Takes over what the API server shows of a pod.
     pub(crate) fn put_pod(&mut self, pod: &Pod) {
         let name = key(pod);

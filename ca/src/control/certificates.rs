@@ -118,7 +118,7 @@ fn is_called(issued: &IssuedRecord, which: &str) -> bool {
         Subject::Pod { namespace, name, uid, .. } => {
             is_pod(which, &ListedPod { namespace: namespace.clone(), name: name.clone(), uid: uid.clone() })
         }
-        Subject::Host { .. } | Subject::Lighthouse { .. } => false,
+        Subject::Host { .. } | Subject::Lighthouse { .. } | Subject::Gateway { .. } => false,
     };
     is_of_pod || issued.name == which
 }

@@ -41,7 +41,7 @@ impl Issuer {
                 (format!("pod {}", facts.shown()), self.valid_of_pod(&facts, None, now)?)
             }
             // Its certificate is proof enough.
-            Proof::Lighthouse { .. } => return Err(Refusal::NotReleasable),
+            Proof::Lighthouse { .. } | Proof::Gateway { .. } => return Err(Refusal::NotReleasable),
         };
         self.store.run(|store| store.revoke(&fingerprints, now))?;
         Ok(GivenBack { subject, fingerprints })
@@ -54,13 +54,15 @@ impl Issuer {
         // Read the ledger first: a pod created in the meantime is then missing from it, rather than from the pod list.
         let mut valid = Vec::new();
         self.each_valid(now, |fingerprint, record| match record.subject {
-            Subject::Pod { .. } | Subject::Lighthouse { .. } => valid.push((fingerprint, record.subject)),
             Subject::Host { .. } => {}
+            _ => valid.push((fingerprint, record.subject)),
         })?;
         let existing = cluster.all_pods()?;
         let mut gone = Vec::new();
         for (fingerprint, subject) in valid {
-            let (Subject::Pod { namespace, name, uid, .. } | Subject::Lighthouse { namespace, name, uid }) = &subject
+            let (Subject::Pod { namespace, name, uid, .. }
+            | Subject::Lighthouse { namespace, name, uid }
+            | Subject::Gateway { namespace, name, uid, .. }) = &subject
             else {
                 continue;
             };

@@ -29,7 +29,7 @@ impl Issuer {
                 Subject::Host { .. } if late <= rules.policy.hosts.renewal_grace => Ok((certificate, record)),
                 Subject::Host { .. } => Err(Refusal::RenewalTooLate(nebula_cert::rfc3339(certificate.not_after()))),
                 // They have another proof.
-                Subject::Pod { .. } | Subject::Lighthouse { .. } => {
+                Subject::Pod { .. } | Subject::Lighthouse { .. } | Subject::Gateway { .. } => {
                     Err(Refusal::CertificateExpired(nebula_cert::rfc3339(certificate.not_after())))
                 }
             },
@@ -52,6 +52,7 @@ impl Issuer {
         }
         match record.subject {
             Subject::Lighthouse { .. } => self.renew_lighthouse(rules, present, &record, public_key, now),
+            Subject::Gateway { .. } => self.renew_gateway(rules, present, &record, public_key, now),
             Subject::Host { .. } => {
                 let public_key = rules.read_public_key(public_key)?;
                 let grant = Grant {

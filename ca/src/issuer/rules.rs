@@ -9,7 +9,7 @@ use crate::{
     authority::Authority,
     cluster::Cluster,
     pod::KubernetesPolicy,
-    policy::{LighthousePolicy, Policy},
+    policy::{GatewayPolicy, LighthousePolicy, Policy},
     refusal::Refusal,
 };
 
@@ -41,6 +41,10 @@ impl Rules {
 
     pub(super) fn lighthouses(&self) -> Result<&LighthousePolicy, Refusal> {
         self.policy.lighthouses.as_ref().ok_or(Refusal::LighthousesDisabled)
+    }
+
+    pub(super) fn gateways(&self) -> Result<&GatewayPolicy, Refusal> {
+        self.policy.gateways.as_ref().ok_or(Refusal::GatewaysDisabled)
     }
 
     pub(super) fn read_public_key(&self, pem: &str) -> Result<Vec<u8>, Refusal> {

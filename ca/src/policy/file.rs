@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::{
     HostPolicy, MAX_RENEWAL_GRACE, Namespaces, PodPolicy, Policy, PolicyError, Provisional, Rule, findings::Findings,
-    lighthouse::LighthousesFile, template::is_label_key,
+    gateway::GatewaysFile, lighthouse::LighthousesFile, template::is_label_key,
 };
 use crate::{
     address::{self, AddressMode},
@@ -21,6 +21,7 @@ pub(super) struct PolicyFile {
     pods: Option<PodsFile>,
     kubernetes: Option<KubernetesFile>,
     lighthouses: Option<LighthousesFile>,
+    gateways: Option<GatewaysFile>,
     #[serde(default)]
     hosts: HostsFile,
 }
@@ -181,11 +182,12 @@ impl PolicyFile {
         let pods = self.pods.map(|file| file.check(kubernetes.is_some(), &mut findings));
         let hosts = self.hosts.check(&mut findings);
         let lighthouses = self.lighthouses.map(|file| file.check(kubernetes.is_some(), &mut findings));
-        let mut policy = Policy { pods, kubernetes, lighthouses: None, hosts };
+        let mut policy = Policy { pods, kubernetes, lighthouses: None, gateways: None, hosts };
         if let Some(mut lighthouses) = lighthouses {
             lighthouses.settle(&policy, &mut findings);
             policy.lighthouses = Some(lighthouses);
         }
+        policy.gateways = self.gateways.map(|file| file.check(&policy, &mut findings));
         match findings.0.is_empty() {
             true => Ok(policy),
             false => Err(PolicyError::Findings(findings.0)),

@@ -3,6 +3,7 @@
 
 mod file;
 mod findings;
+mod gateway;
 mod lighthouse;
 mod template;
 
@@ -11,6 +12,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 use ipnet::IpNet;
 use nebula_cert::{Certificate, Version, issuance::Lighthouses};
 
+pub(crate) use self::gateway::GatewayPolicy;
 pub(crate) use self::lighthouse::LighthousePolicy;
 use self::{file::PolicyFile, template::Template};
 use crate::{
@@ -28,6 +30,8 @@ pub struct Policy {
     pub kubernetes: Option<KubernetesPolicy>,
     /// What the lighthouses of a StatefulSet get; `None`: their proofs are refused.
     pub(crate) lighthouses: Option<LighthousePolicy>,
+    /// What the gateways of nodes get; `None`: their proofs are refused.
+    pub(crate) gateways: Option<GatewayPolicy>,
     /// What hosts get.
     pub hosts: HostPolicy,
 }
@@ -147,6 +151,10 @@ impl Policy {
             for group in lighthouses.groups.iter().filter(|group| is_foreign(group)) {
                 findings.push(format!("{group:?} is not one of the CA's groups"));
             }
+        }
+        let gateways = self.gateways.iter().flat_map(|gateways| &gateways.groups);
+        for group in gateways.filter(|group| is_foreign(group)) {
+            findings.push(format!("{group:?} is not one of the CA's groups"));
         }
         let Some(pods) = &self.pods else {
             return if findings.is_empty() { Ok(()) } else { Err(PolicyError::Ca(findings)) };

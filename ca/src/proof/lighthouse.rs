@@ -7,9 +7,9 @@ use nebula_cert::UnixTime;
 
 use crate::{
     cluster::Cluster,
-    pod::{KubernetesPolicy, is_name, is_namespace},
+    pod::KubernetesPolicy,
     policy::LighthousePolicy,
-    proof::review,
+    proof::{host_network_pod, review},
     refusal::Refusal,
 };
 
@@ -50,24 +50,8 @@ pub(crate) fn confirm(
     name: &str,
     uid: &str,
 ) -> Result<LighthousePod, Refusal> {
-    if !is_namespace(namespace) || !is_name(name) {
-        return Err(Refusal::TokenNotBound);
-    }
     let shown = format!("{namespace}/{name}");
-    let found = cluster.pod(namespace, name)?.ok_or_else(|| Refusal::PodNotFound(shown.clone()))?;
-    if found.metadata.uid != uid {
-        return Err(Refusal::PodUidMismatch { pod: shown, uid: uid.to_owned() });
-    }
-    let account = format!("{namespace}/{}", found.spec.service_account_name);
-    if account != policy.account {
-        return Err(Refusal::ServiceAccountMismatch { pod: shown, account: policy.account.clone() });
-    }
-    if found.is_over() {
-        return Err(Refusal::PodOver(shown));
-    }
-    if !found.spec.host_network {
-        return Err(Refusal::NotHostNetwork(shown));
-    }
+    let found = host_network_pod(cluster, &policy.account, namespace, name, uid)?;
     let ordinal = found.metadata.ordinal().ok_or_else(|| Refusal::NotInStatefulSet(shown.clone()))?;
     let addresses = found.node_addresses();
     if addresses.is_empty() {

@@ -1,6 +1,7 @@
 //! How a caller proves its identity: one module per proof (attestation).
 
 pub(crate) mod certificate;
+pub(crate) mod gateway;
 pub(crate) mod lighthouse;
 pub(crate) mod node;
 pub(crate) mod node_credential;
@@ -10,7 +11,8 @@ pub(crate) mod token;
 use nebula_cert::UnixTime;
 
 use crate::{
-    cluster::{Claims, Cluster, User, one_line},
+    cluster::{Claims, Cluster, Pod, User, one_line},
+    pod::{is_name, is_namespace},
     refusal::Refusal,
 };
 
@@ -34,6 +36,34 @@ pub(crate) fn review(cluster: &dyn Cluster, audience: &str, token: &str, now: Un
         Some(claims) if claims.has_expired(now) => Refusal::ServiceTokenExpired,
         _ => Refusal::TokenRejected(one_line(&outcome.error)),
     })
+}
+
+/// The running pod with this name and UID, if it is of `account` (`namespace/name`) and in the network of its node.
+pub(crate) fn host_network_pod(
+    cluster: &dyn Cluster,
+    account: &str,
+    namespace: &str,
+    name: &str,
+    uid: &str,
+) -> Result<Pod, Refusal> {
+    if !is_namespace(namespace) || !is_name(name) {
+        return Err(Refusal::TokenNotBound);
+    }
+    let shown = format!("{namespace}/{name}");
+    let found = cluster.pod(namespace, name)?.ok_or_else(|| Refusal::PodNotFound(shown.clone()))?;
+    if found.metadata.uid != uid {
+        return Err(Refusal::PodUidMismatch { pod: shown, uid: uid.to_owned() });
+    }
+    if format!("{namespace}/{}", found.spec.service_account_name) != account {
+        return Err(Refusal::ServiceAccountMismatch { pod: shown, account: account.to_owned() });
+    }
+    if found.is_over() {
+        return Err(Refusal::PodOver(shown));
+    }
+    match found.spec.host_network {
+        true => Ok(found),
+        false => Err(Refusal::NotHostNetwork(shown)),
+    }
 }
 
 const MAX_TOKEN_LENGTH: usize = 32 * 1024;

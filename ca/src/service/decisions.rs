@@ -164,6 +164,7 @@ pub(super) fn kind(proof: &Proof) -> &'static str {
         Proof::Provisional { .. } => "provisional",
         Proof::Pod { .. } => "pod",
         Proof::Lighthouse { .. } => "lighthouse",
+        Proof::Gateway { .. } => "gateway",
         Proof::Certificate { .. } => "certificate",
     }
 }

@@ -224,7 +224,7 @@ fn next_of(store: &dyn Store, subject: &Subject, keep_out: bool) -> Result<Next,
     Ok(match subject {
         Subject::Host { .. } => Next::NewToken,
         Subject::Pod { uid, .. } if keep_out || store.kept_out(uid)?.is_some() => Next::KeptOut,
-        Subject::Pod { .. } | Subject::Lighthouse { .. } => Next::AnotherCertificate,
+        Subject::Pod { .. } | Subject::Lighthouse { .. } | Subject::Gateway { .. } => Next::AnotherCertificate,
     })
 }
 

@@ -173,9 +173,9 @@ impl<D: Database> Store for Ledger<D> {
             }
             let uid = issue.subject.id();
             let (namespace, name) = match issue.subject {
-                Subject::Pod { namespace, name, .. } | Subject::Lighthouse { namespace, name, .. } => {
-                    (namespace.clone(), name.clone())
-                }
+                Subject::Pod { namespace, name, .. }
+                | Subject::Lighthouse { namespace, name, .. }
+                | Subject::Gateway { namespace, name, .. } => (namespace.clone(), name.clone()),
                 Subject::Host { name } => (String::new(), name.clone()),
             };
             let record = PodRecord {

@@ -117,7 +117,7 @@ pub(super) fn all(database: &impl Database, now: UnixTime) -> Result<Vec<Member>
 }
 
 impl IssuedRecord {
-    /// Its holder, if it is valid and not blocked.
+    /// Its holder, if it is valid and not blocked, and others may reach it through a tunnel.
     pub(super) fn member(&self, now: UnixTime) -> Option<Member> {
         if self.revoked.is_some() || self.not_after < now {
             return None;
@@ -128,6 +128,8 @@ impl IssuedRecord {
                 (namespace.as_str(), name, service_account.clone(), node.clone())
             }
             Subject::Lighthouse { namespace, name, .. } => (namespace.as_str(), name, None, None),
+            // Its address is one of its node, which agents know, and nobody sends to it through a tunnel of a pod.
+            Subject::Gateway { .. } => return None,
         };
         Some(Member {
             addresses: self.networks.iter().map(ipnet::IpNet::addr).collect(),

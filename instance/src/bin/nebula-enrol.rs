@@ -10,6 +10,7 @@ use ipnet::IpNet;
 use nebula_cert::{Curve, UnixTime, visible};
 use nebula_cni_contract::launch::CaAccess;
 use nebula_config::go::flags::{self, Flag, Parsed};
+use nebula_enrolment::enrol::kubernetes::Role;
 use nebula_enrolment::enrol::limits::Limits;
 use nebula_enrolment::enrol::{self, Files, Renewal, follow, up};
 use nebula_linux::used_networks::used_networks;
@@ -75,7 +76,7 @@ fn main() -> ExitCode {
             url: url.to_owned(),
             tls_ca_file: tls_ca.into(),
             token_file: token.into(),
-            server_name: None,
+            server_name: flags.value("tls-name").map(str::to_owned),
         }),
         // Renewal uses the saved service.
         (None, None) if renew => None,
@@ -104,7 +105,8 @@ fn main() -> ExitCode {
         Some(access) if flags.is_set("kubernetes") && !renew => {
             let on_retry =
                 |error: &enrol::Error| eprintln!("nebula-enrol: {}; trying again", visible(&error.to_string()));
-            enrol::kubernetes::enrol(&access, &files, port, KUBERNETES_WITHIN, on_retry).map(Renewal::Certificate)
+            let role = if flags.is_set("gateway") { Role::Gateway } else { Role::Lighthouse { port } };
+            enrol::kubernetes::enrol(&access, &files, role, KUBERNETES_WITHIN, on_retry).map(Renewal::Certificate)
         }
         Some(access) if !renew => match limits(&flags) {
             Ok(limits) => enrol::enrol(&access, &files, curve, &limits, now).map(Renewal::Certificate),
@@ -212,6 +214,16 @@ const FLAGS: &[Flag] = &[
         name: "kubernetes",
         takes_value: false,
         help: "This is a lighthouse pod of a StatefulSet: its token is the proof, here and for each renewal",
+    },
+    Flag {
+        name: "gateway",
+        takes_value: false,
+        help: "With -kubernetes: this is a pod of the gateways' DaemonSet, for its node, and no lighthouse",
+    },
+    Flag {
+        name: "tls-name",
+        takes_value: true,
+        help: "With -kubernetes: name in the TLS certificate of the CA service, where -ca-url has its address",
     },
     Flag {
         name: "listen-port",

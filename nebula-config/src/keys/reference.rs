@@ -160,7 +160,7 @@ fn of_field(name: &str) -> Value {
         "group" | "groups" | "keys" => json!({"anyOf": [{"type": "string"}, texts]}),
         "port" | "code" => json!({"type": ["string", "integer"]}),
         "mtu" | "metric" => json!({"type": ["integer", "string"], "minimum": 0}),
-        "install" => json!({"type": ["boolean", "string", "integer"]}),
+        "install" | "inside" => json!({"type": ["boolean", "string", "integer"]}),
         "via" => {
             let number = |least: u32| json!({"type": ["integer", "string"], "minimum": least});
             let gateway = json!({"type": "object", "required": ["gateway"], "properties":

@@ -259,11 +259,12 @@ pub(super) const KEYS: &[Key] = &[
     key("tun.routes", Entries(&["mtu", "route"]), "[]", OnReload, "parts of the overlay with an MTU of their own"),
     key(
         "tun.unsafe_routes",
-        Entries(&["route", "via", "mtu", "metric", "install"]),
+        Entries(&["route", "via", "mtu", "metric", "install", "inside"]),
         "[]",
         OnReload,
         "networks behind other hosts, and by which hosts: `via` is an address, or a list of maps: gateway, weight, priority \
-         (not in Go, which ignores it)",
+         (not in Go, which ignores it). `inside: true` is for a part of the overlay itself, whose hosts have no Nebula (not in \
+         Go, which refuses it)",
     ),
     key(
         "tun.use_system_route_table",

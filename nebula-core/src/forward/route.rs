@@ -1,4 +1,5 @@
-//! Chooses the peer that gets a packet: own networks first, then subnet routes.
+//! Chooses the peer that gets a packet: own networks first, then subnet routes. Subnet routes to parts of own networks come
+//! before both.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -18,6 +19,8 @@ pub(super) struct Routes {
     /// Own addresses with the prefix of their networks; one or two of them.
     networks: Vec<IpNet>,
     subnets: JointPrefixMap<IpNet, Gateways>,
+    /// The parts of own networks that are behind other nodes. A gateway itself is never in such a part.
+    inside: JointPrefixMap<IpNet, Vec<IpAddr>>,
     /// The gateways of subnet routes with several gateways; empty if there is no such route.
     shared: BTreeMap<IpAddr, Arc<Health>>,
     pins: Arc<Pins>,
@@ -56,9 +59,12 @@ impl Routes {
         });
         let single = Arc::<Health>::default();
         let health = |address| Arc::clone(shared.get(&address).unwrap_or(&single));
+        let inside = subnets.iter().filter(|route| route.inside);
+        let addresses = |route: &SubnetRoute| route.gateways.iter().map(|gateway| gateway.address).collect();
+        let inside = inside.map(|route| (route.network.trunc(), addresses(route))).collect();
         let subnets = subnets.iter().map(|route| (route.network.trunc(), Gateways::new(route, health))).collect();
         let pins = old.map(|old| Arc::clone(&old.pins)).unwrap_or_default();
-        Self { networks: networks.to_vec(), subnets, shared, pins }
+        Self { networks: networks.to_vec(), subnets, inside, shared, pins }
     }
 
     /// The next hop of `flow`; `None` if there is no route. With `keeps`, a flow that does not take the gateway that
@@ -161,8 +167,19 @@ impl Routes {
     }
 
     /// Whether an address lies inside the own overlay networks.
-    pub(super) fn is_overlay(&self, address: IpAddr) -> bool {
+    pub(super) fn is_in_own_network(&self, address: IpAddr) -> bool {
         self.networks.iter().any(|network| network.contains(&address))
+    }
+
+    /// Whether the host with this address is a peer itself: the address lies inside the own overlay networks, and not in
+    /// a part of them that is behind another node.
+    pub(super) fn is_overlay(&self, address: IpAddr) -> bool {
+        self.is_in_own_network(address) && !self.is_behind(address)
+    }
+
+    fn is_behind(&self, address: IpAddr) -> bool {
+        let part = if self.inside.is_empty() { None } else { self.inside.get_lpm(&address.into()) };
+        part.is_some_and(|(_, gateways)| !gateways.contains(&address))
     }
 
     /// Whether an address is an own overlay address.
@@ -265,7 +282,7 @@ mod tests {
             weight: NonZeroU32::new(*weight).unwrap(),
             priority: 0,
         };
-        SubnetRoute { network: network.parse().unwrap(), gateways: gateways.iter().map(gateway).collect() }
+        SubnetRoute::new(network.parse().unwrap(), gateways.iter().map(gateway).collect())
     }
 
     fn routes(subnets: &[SubnetRoute]) -> Routes {
@@ -304,6 +321,27 @@ mod tests {
         ] {
             assert_eq!(peer(&routes, remote).as_deref(), expected, "{remote}");
         }
+    }
+
+    #[test]
+    fn a_part_of_an_own_network_is_behind_its_gateway_which_is_reached_itself() {
+        let routes = routes(&[
+            subnet("10.1.2.0/24", &[("10.1.2.1", 1)]).inside(),
+            subnet("10.1.3.0/24", &[("10.1.0.9", 1)]),
+            subnet("fd00::2:0/112", &[("fd00::2:1", 1)]).inside(),
+        ]);
+        for (remote, expected) in [
+            ("10.1.2.7", "10.1.2.1"),
+            ("10.1.2.1", "10.1.2.1"),
+            ("10.1.3.7", "10.1.3.7"),
+            ("10.1.4.7", "10.1.4.7"),
+            ("fd00::2:7", "fd00::2:1"),
+            ("fd00::2:1", "fd00::2:1"),
+            ("fd00::3:7", "fd00::3:7"),
+        ] {
+            assert_eq!(peer(&routes, remote).as_deref(), Some(expected), "{remote}");
+        }
+        assert!(!routes.is_overlay("10.1.2.7".parse().unwrap()) && routes.is_overlay("10.1.2.1".parse().unwrap()));
     }
 
     #[test]

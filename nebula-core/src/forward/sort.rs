@@ -28,7 +28,7 @@ pub(super) fn sort(lane: &mut Lane, batch: &mut Batch, snapshot: &Snapshot, buff
     lane.counters.add(Counter::DatagramsIn, count);
     lane.counters.add(Counter::DatagramBytesIn, bytes.len() as u64);
     // A tunnel inside a tunnel would loop.
-    if snapshot.routes.is_overlay(slot.from.ip()) {
+    if snapshot.routes.is_in_own_network(slot.from.ip()) {
         lane.counters.drop_many(Direction::Inbound, DropReason::FromOverlay, count);
         return;
     }

@@ -86,6 +86,8 @@ pub enum Prover {
         /// UDP port of its Nebula; `None`: the one in the service's policy.
         port: Option<NonZeroU16>,
     },
+    /// The gateway pod whose service-account token is in the token file.
+    Gateway,
     /// The host that the one-time token in the token file is for.
     Host,
     /// The host that this one-time token is for.
@@ -368,6 +370,7 @@ impl CaClient {
                 Proof::Pod { token, address: *address, other_address: *other_address }
             }
             Prover::Lighthouse { port } => Proof::Lighthouse { token: self.token()?, port: *port },
+            Prover::Gateway => Proof::Gateway { token: self.token()? },
             Prover::Host => Proof::Token { token: self.token()? },
             Prover::Invited(token) => Proof::Token { token: token.to_string() },
             Prover::Holder { identity, renewal_key } => {
@@ -383,6 +386,7 @@ impl CaClient {
             | Proof::Provisional { token, .. }
             | Proof::Token { token }
             | Proof::Lighthouse { token, .. }
+            | Proof::Gateway { token }
             | Proof::Pod { token, .. } => token.zeroize(),
             Proof::Certificate { .. } => {}
         }
@@ -461,6 +465,7 @@ impl std::fmt::Debug for Prover {
             Self::Provisional(pod) => write!(f, "Provisional({pod:?})"),
             Self::Pod { address, .. } => write!(f, "Pod(redacted, {address})"),
             Self::Lighthouse { port } => write!(f, "Lighthouse({port:?})"),
+            Self::Gateway => f.write_str("Gateway"),
             Self::Host => f.write_str("Host"),
             Self::Invited(_) => f.write_str("Invited(redacted)"),
             Self::Holder { .. } => f.write_str("Holder(redacted)"),

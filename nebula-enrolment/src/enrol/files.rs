@@ -101,8 +101,8 @@ impl Files {
     pub fn remembered(&self) -> Result<CaAccess, Error> {
         let Enrolment { url, kubernetes, .. } = self.read_enrolment()?;
         Ok(match kubernetes {
-            Some(Workload { token_file, tls_ca_file, .. }) => {
-                CaAccess { url, tls_ca_file, token_file, server_name: None }
+            Some(Workload { token_file, tls_ca_file, server_name, .. }) => {
+                CaAccess { url, tls_ca_file, token_file, server_name }
             }
             None => CaAccess { url, tls_ca_file: self.tls(), token_file: PathBuf::new(), server_name: None },
         })
@@ -342,7 +342,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let files = Files::new(folder.path());
         assert_eq!(files.workload().unwrap(), None, "nobody enrolled here");
-        let workload = Workload { token_file: "/t/token".into(), tls_ca_file: "/t/tls.crt".into(), port: None };
+        let workload = Workload {
+            token_file: "/t/token".into(),
+            tls_ca_file: "/t/tls.crt".into(),
+            port: None,
+            gateway: true,
+            server_name: Some("nebula-ca.nebula-system.svc".to_owned()),
+        };
         files.remember_workload("https://ca:8443", &workload).unwrap();
         let known = files.remembered().unwrap();
         assert_eq!((known.token_file, known.tls_ca_file), (workload.token_file.clone(), workload.tls_ca_file.clone()));

@@ -1,6 +1,6 @@
-//! Enrolment of a lighthouse in Kubernetes: the proof is the service-account token of its pod, for the first
-//! certificate and for each renewal. The service finds its name, its overlay address and where it is reached by the
-//! pod, so there is nothing to configure, and a pod that comes back on another node is announced there.
+//! Enrolment of a lighthouse, or of the gateway of a node, in Kubernetes: the proof is the service-account token of its
+//! pod, for the first certificate and for each renewal. The service finds its name, its overlay address and where it is
+//! reached by the pod, so there is nothing to configure, and a pod that comes back on another node is announced there.
 
 use std::num::NonZeroU16;
 use std::path::PathBuf;
@@ -25,11 +25,29 @@ pub struct Workload {
     /// UDP port of the lighthouse; `None`: the one in the service's policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<NonZeroU16>,
+    /// Whether it is the gateway of its node, and no lighthouse.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub gateway: bool,
+    /// Name that the TLS certificate of the service must be for; `None`: the host of its URL.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server_name: Option<String>,
+}
+
+/// What a pod is to the network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// A lighthouse.
+    Lighthouse {
+        /// Its UDP port; `None`: the one in the service's policy.
+        port: Option<NonZeroU16>,
+    },
+    /// The way from and to the pods of its node.
+    Gateway,
 }
 
 impl Workload {
     pub(super) fn prover(&self) -> Prover {
-        Prover::Lighthouse { port: self.port }
+        if self.gateway { Prover::Gateway } else { Prover::Lighthouse { port: self.port } }
     }
 }
 
@@ -42,12 +60,16 @@ impl Workload {
 pub fn enrol(
     access: &CaAccess,
     files: &Files,
-    port: Option<NonZeroU16>,
+    role: Role,
     within: Duration,
     on_retry: impl Fn(&Error),
 ) -> Result<Enrolled, Error> {
-    let CaAccess { token_file, tls_ca_file, .. } = access.clone();
-    let workload = Workload { token_file, tls_ca_file, port };
+    let CaAccess { token_file, tls_ca_file, server_name, .. } = access.clone();
+    let (port, gateway) = match role {
+        Role::Lighthouse { port } => (port, false),
+        Role::Gateway => (None, true),
+    };
+    let workload = Workload { token_file, tls_ca_file, port, gateway, server_name };
     files.make_folder()?;
     let (start, mut pause) = (now(), FIRST_PAUSE);
     loop {

@@ -8,5 +8,6 @@ mod nodes;
 mod on_call;
 mod orders;
 mod policies;
+mod primary;
 mod revocation;
 mod roll_out;

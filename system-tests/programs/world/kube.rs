@@ -32,15 +32,20 @@ pub struct Nodes {
 impl Nodes {
     /// Without kube-proxy: `service` of `kube-nodes.sh` stands for it.
     pub fn start() -> Self {
-        Self::begin(false, &[])
+        Self::begin(false, true, &[])
     }
 
     /// With kube-proxy; `files` are in the image of busybox, as SOURCE=DESTINATION.
     pub fn with_proxy(files: &[String]) -> Self {
-        Self::begin(true, files)
+        Self::begin(true, true, files)
     }
 
-    fn begin(has_proxy: bool, files: &[String]) -> Self {
+    /// With kube-proxy, and without any network for pods: the nodes are not ready.
+    pub fn without_network(files: &[String]) -> Self {
+        Self::begin(true, false, files)
+    }
+
+    fn begin(has_proxy: bool, has_network: bool, files: &[String]) -> Self {
         let prefix = format!("kn{}-{}-", std::process::id(), STARTED.fetch_add(1, Ordering::Relaxed));
         let nodes = Self { folder: tempfile::tempdir().expect("a folder"), has_proxy, prefix };
         let pause = r#"["/bin/busybox","sh","-c","trap \"exit 0\" TERM INT; while :; do /bin/busybox sleep 3600 & wait $!; done"]"#;
@@ -61,6 +66,9 @@ impl Nodes {
         start.env("IMAGES", images.join(" "));
         if has_proxy {
             start.env("PROXY", "1");
+        }
+        if !has_network {
+            start.env("NETWORK", "none");
         }
         let started = start.output().expect("kube-nodes.sh runs");
         assert!(started.status.success(), "the nodes do not start: {}", text(&started));

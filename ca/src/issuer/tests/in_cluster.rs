@@ -66,8 +66,20 @@ impl Cluster for Memory {
         Ok(pod.map(|pod| serde_json::from_value(pod).unwrap()))
     }
 
-    fn node_ranges(&self, _name: &str) -> Result<Vec<ipnet::IpNet>, ClusterError> {
-        Ok(Vec::new())
+    fn node_ranges(&self, name: &str) -> Result<Vec<ipnet::IpNet>, ClusterError> {
+        self.check()?;
+        let nodes = self.nodes.lock().unwrap();
+        let ranges = nodes.iter().find(|node| node["metadata"]["name"] == name).map(|node| &node["spec"]["podCIDRs"]);
+        Ok(ranges.map_or(Vec::new(), |ranges| serde_json::from_value(ranges.clone()).unwrap_or_default()))
+    }
+
+    fn other_owner(&self, range: ipnet::IpNet, node: &str) -> Result<Option<String>, ClusterError> {
+        self.check()?;
+        let mut all = Occupancy::default();
+        for node in self.nodes.lock().unwrap().iter() {
+            all.put_node(&serde_json::from_value(node.clone()).unwrap());
+        }
+        Ok(all.other_owner(range, node).map(str::to_owned))
     }
 
     fn node_uid(&self, name: &str) -> Result<Option<String>, ClusterError> {
@@ -259,6 +271,77 @@ fn a_lighthouse_that_is_gone_for_long_is_announced_no_more() {
     it.cluster.fails.store(true, Ordering::Relaxed);
     assert!(it.ca.issuer.follow_lighthouses(NOW + 9_000).is_err());
     assert_eq!(it.announced(NOW + 9_000), ["192.0.2.9:4242"]);
+}
+
+const GATEWAYS: &str = r#"{"kubernetes": {"node_account": "shop/agent"}, "gateways": {"account": "shop/app"},
+    "pods": {"overlay": ["10.244.0.0/16", "fd00:244::/48"], "address": "same"}}"#;
+
+/// A node whose pods have addresses of these ranges, and its gateway.
+fn add_gateway(it: &Confirmed, node: &str, uid: &str, ranges: &[&str]) {
+    let mut nodes = it.cluster.nodes.lock().unwrap();
+    nodes.retain(|known| known["metadata"]["name"] != node);
+    let created = format!("2026-01-0{}T00:00:00Z", nodes.len() + 1);
+    nodes.push(json!({"metadata": {"name": node, "creationTimestamp": created}, "spec": {"podCIDRs": ranges}}));
+    let pod = format!("gw-{node}");
+    it.cluster.add(&pod, uid, None);
+    it.cluster.change(&pod, |pod| {
+        pod["spec"]["hostNetwork"] = true.into();
+        pod["spec"]["nodeName"] = node.into();
+    });
+}
+
+fn gateway(node: &str, uid: &str) -> Proof {
+    Proof::Gateway { token: format!("app gw-{node} {uid}") }
+}
+
+#[test]
+fn a_gateway_has_the_first_addresses_of_its_node_and_the_ranges_of_its_pods_behind_it() {
+    let it = Confirmed::new(GATEWAYS);
+    add_gateway(&it, "n1", "g-1", &["10.244.1.0/24", "fd00:244:0:1::/64"]);
+    let first = it.issue(gateway("n1", "g-1"), NOW).unwrap();
+    assert_eq!((first.name(), first.groups()), ("n1.node", &["node".to_owned()][..]));
+    assert_eq!(network(&first), "10.244.1.1/16,fd00:244:0:1::1/48");
+    let behind: Vec<String> = first.unsafe_networks().iter().map(ToString::to_string).collect();
+    assert_eq!(behind, ["10.244.1.0/24", "fd00:244:0:1::/64"]);
+    assert!(it.ca.issuer.store.run(|store| store.members(NOW)).unwrap().is_empty(), "pods do not reach it by a tunnel");
+    // The next pod of the DaemonSet on the node takes its place, and what it had is blocked.
+    add_gateway(&it, "n1", "g-2", &["10.244.1.0/24", "fd00:244:0:1::/64"]);
+    let second = it.issue(gateway("n1", "g-2"), NOW + 10).unwrap();
+    assert_eq!(second.networks(), first.networks());
+    assert!(it.blocked(&first, NOW + 10) && !it.blocked(&second, NOW + 10));
+    assert_eq!(code(it.issue(gateway("n1", "g-1"), NOW + 11)), "pod_uid_mismatch");
+    it.cluster.remove("gw-n1");
+    assert_eq!(it.ca.issuer.block_deleted(NOW + 20).unwrap().len(), 1);
+}
+
+#[test]
+fn nobody_becomes_the_gateway_of_another_nodes_pods() {
+    let it = Confirmed::new(GATEWAYS);
+    add_gateway(&it, "n1", "g-1", &["10.244.1.0/24"]);
+    it.issue(gateway("n1", "g-1"), NOW).unwrap();
+    // A newer node claims the range of the first one, a part of it, and more than it.
+    for range in ["10.244.1.0/24", "10.244.1.128/25", "10.244.0.0/23"] {
+        add_gateway(&it, "n2", "g-2", &[range]);
+        assert_eq!(code(it.issue(gateway("n2", "g-2"), NOW)), "range_of_other_node", "{range}");
+    }
+    for (ranges, expected) in [
+        (&[][..], "node_without_range"),
+        (&["10.245.1.0/24"], "range_outside_overlay"),
+        (&["10.244.0.0/16"], "range_of_other_node"),
+    ] {
+        add_gateway(&it, "n2", "g-2", ranges);
+        assert_eq!(code(it.issue(gateway("n2", "g-2"), NOW)), expected);
+    }
+    add_gateway(&it, "n2", "g-2", &["10.244.2.0/24"]);
+    it.cluster.change("gw-n2", |pod| pod["spec"]["hostNetwork"] = false.into());
+    assert_eq!(code(it.issue(gateway("n2", "g-2"), NOW)), "not_host_network");
+    it.cluster.change("gw-n2", |pod| pod["spec"]["hostNetwork"] = true.into());
+    for (token, expected) in [("agent gw-n2 g-2", "wrong_account"), ("app n2", "token_not_bound")] {
+        assert_eq!(code(it.issue(Proof::Gateway { token: token.to_owned() }, NOW)), expected);
+    }
+    assert_eq!(network(&it.issue(gateway("n2", "g-2"), NOW).unwrap()), "10.244.2.1/16");
+    let without = Confirmed::new(SAME);
+    assert_eq!(code(without.issue(gateway("n1", "g-1"), NOW)), "gateways_disabled");
 }
 
 const SAME: &str = r#"{"kubernetes": {"node_account": "shop/agent"},

@@ -114,6 +114,7 @@ take back. */ -}}
 {{- end }}
 
 {{- define "nebula.agentWritesCondition" -}}
+{{- include "nebula.settle" . }}
 {{- if and .Values.capture.enabled .Values.policy.enabled .Values.policy.condition }}true{{ end }}
 {{- end }}
 

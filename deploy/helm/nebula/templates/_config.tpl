@@ -1,5 +1,67 @@
+{{- /* What values mean that follow from others. Each template that reads them includes it first; it makes no text. */ -}}
+{{- define "nebula.settle" -}}
+{{- if .Values.network.primary.enabled }}
+  {{- if not .Values.agent.enabled }}{{ fail "network.primary.enabled needs agent.enabled: the agent writes the network's configuration" }}{{ end }}
+  {{- $_ := set .Values.capture "enabled" true }}
+  {{- if eq (join "," .Values.network.overlay) "10.77.0.0/16" }}
+    {{- $_ := set .Values.network "overlay" (list "10.244.0.0/16") }}
+    {{- if eq (join "," .Values.network.reserved) "10.77.254.0/24" }}{{ $_ := set .Values.network "reserved" (list "10.244.254.0/24") }}{{ end }}
+    {{- if eq .Values.lighthouse.network "10.77.255.0/24" }}{{ $_ := set .Values.lighthouse "network" "10.244.255.0/24" }}{{ end }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* Where the CA is, as arguments of nebula-enrol. Without another network plugin the cluster's DNS begins to work only after the
+pods' network does: the Service is reached by its address. */ -}}
+{{- define "nebula.caArgs" -}}
+- -ca-url
+{{- if and .Values.network.primary.enabled .Values.ca.enabled }}
+- https://$(NEBULA_CA_SERVICE_HOST):$(NEBULA_CA_SERVICE_PORT)
+- -tls-name
+- nebula-ca.{{ .Release.Namespace }}.svc
+{{- else }}
+- {{ include "nebula.caUrl" . }}
+{{- end }}
+- -tls-ca
+- /var/run/nebula-trust/tls.crt
+- -token-file
+- /var/run/secrets/nebula-ca/token
+{{- end }}
+
+{{- /* Tolerations of what must run before a node has a network, with those of the values. */ -}}
+{{- define "nebula.earlyTolerations" -}}
+{{- $early := list }}
+{{- if .root.Values.network.primary.enabled }}
+  {{- range list "node.kubernetes.io/not-ready" "node.kubernetes.io/network-unavailable" }}
+    {{- $early = append $early (dict "key" . "operator" "Exists") }}
+  {{- end }}
+{{- end }}
+{{- with concat $early .tolerations }}
+tolerations:
+  {{- . | toYaml | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- /* The gateway's config.yml but for its routes, which the agent adds. */ -}}
+{{- define "nebula.gatewayConfig" -}}
+{{- $any := dict "port" "any" "proto" "any" "local_cidr" "any" }}
+{{- $config := dict
+  "pki" (dict "enrolment" "/run/nebula/enrolment.json")
+  "listen" (dict "host" "::" "port" (int .Values.gateway.port))
+  "punchy" (dict "punch" true)
+  "tun" (dict "dev" .Values.gateway.device "mtu" (int .Values.network.mtu))
+  "daemon" (dict "watch_files" "1s")
+  "stats" (dict "type" "prometheus" "listen" .Values.gateway.statusListen "path" "/metrics" "namespace" "nebula" "interval" "10s")
+  "firewall" (dict "outbound" (list (merge (dict "host" "any") $any)) "inbound" (list (merge (dict "group" "node") $any))) }}
+{{- if and .Values.lighthouse.enabled .Values.lighthouse.relay }}
+  {{- $_ := set $config "relay" (dict "relays" (include "nebula.lighthouseAddresses" . | fromJsonArray)) }}
+{{- end }}
+{{- $config | toJson }}
+{{- end }}
+
 {{- /* Contents of policy.jsonc. */ -}}
 {{- define "nebula.policy" -}}
+{{- include "nebula.settle" . }}
 {{- $namespace := .Release.Namespace }}
 {{- $policy := deepCopy .Values.ca.policy }}
 {{- $reserved := .Values.network.reserved }}
@@ -12,6 +74,9 @@
   {{- end }}
   {{- $lighthouses := dict "account" (printf "%s/nebula-lighthouse" $namespace) "network" .Values.lighthouse.network "port" (int .Values.lighthouse.port) }}
   {{- $policy = mergeOverwrite (dict "lighthouses" $lighthouses) $policy }}
+{{- end }}
+{{- if .Values.network.primary.enabled }}
+  {{- $policy = mergeOverwrite (dict "gateways" (dict "account" (printf "%s/nebula-gateway" $namespace))) $policy }}
 {{- end }}
 {{- with .Values.network.lighthouses }}
   {{- $policy = mergeOverwrite (dict "hosts" (dict "lighthouses" .)) $policy }}
@@ -59,6 +124,7 @@ https://nebula-ca.{{ .Release.Namespace }}.svc:{{ .Values.ca.service.port }}
 {{- /* Overlay addresses of the lighthouses, as a JSON list: the CA counts them from the first address of the network, or from
 that address if it is one. */ -}}
 {{- define "nebula.lighthouseAddresses" -}}
+{{- include "nebula.settle" . }}
 {{- $octets := regexFind "^[0-9.]+" .Values.lighthouse.network | splitList "." }}
 {{- $first := index $octets 3 | int }}
 {{- if contains "/" .Values.lighthouse.network }}{{ $first = add1 $first }}{{ end }}
@@ -89,6 +155,7 @@ that address if it is one. */ -}}
 
 {{- /* The chain entry but for `type`, `ca` and `stateDir`, which the agent adds. */ -}}
 {{- define "nebula.entry" -}}
+{{- include "nebula.settle" . }}
 {{- $nebula := dict "punchy" (dict "punch" true) "tun" (dict "mtu" (int .Values.network.mtu)) "firewall" .Values.network.firewall }}
 {{- if and .Values.lighthouse.enabled .Values.lighthouse.relay }}
   {{- $_ := set $nebula "relay" (dict "relays" (include "nebula.lighthouseAddresses" . | fromJsonArray)) }}
@@ -120,6 +187,17 @@ that address if it is one. */ -}}
     {{- $_ := set $capture "policy" (ternary (dict "clear" "enforce") true (eq .Values.policy.clear "enforce")) }}
   {{- end }}
   {{- $_ := set $entry "capture" $capture }}
+{{- end }}
+{{- with .Values.network.primary }}
+  {{- if .enabled }}
+    {{- $_ := set $entry "primary" true }}
+    {{- if .masquerade }}
+      {{- $_ := set $entry "noMasquerade" (concat $.Values.network.overlay .noMasquerade | uniq) }}
+    {{- else }}
+      {{- $_ := set $entry "ipMasq" false }}
+    {{- end }}
+    {{- with .mtu }}{{ $_ := set $entry "mtu" (int .) }}{{ end }}
+  {{- end }}
 {{- end }}
 {{- if and .Values.policy.required (has .Values.agent.unprotected (list "label" "report")) }}
   {{- fail "policy.required needs agent.unprotected \"attach\" or \"evict\": pods without a tunnel would go on without their network policies" }}
@@ -182,6 +260,9 @@ that address if it is one. */ -}}
   {{- $_ := set $agent "policy" $policy }}
 {{- end }}
 {{- if not (dig "kubernetes" "node_ranges" true .Values.ca.policy) }}{{ $_ := set $agent "nodeRanges" false }}{{ end }}
+{{- if .Values.network.primary.enabled }}
+  {{- $_ := set $agent "gateway" (include "nebula.gatewayConfig" . | fromJson) }}
+{{- end }}
 {{- range $key := list "network" "confDirs" "binDirs" "runtimeEndpoint" }}
   {{- with index $.Values.agent $key }}{{ $_ := set $agent $key . }}{{ end }}
 {{- end }}

@@ -1,0 +1,187 @@
+//! The network of this node's pods, where our plugin makes it (`"primary": true` in the chain entry): from which ranges
+//! pods get addresses, and which way leads to the pods of other nodes.
+//!
+//! The ranges are those that Kubernetes gives to each node (`spec.podCIDRs`). Pods of other nodes are reached through
+//! this node's gateway, a `nebula` daemon in the node's network, whose configuration is written here (`gateway.rs`).
+//! Until the ranges are known there is no chain entry, and so no network for pods.
+
+mod gateway;
+mod ranges;
+
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+
+use futures_util::StreamExt;
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1 as core;
+use kube::runtime::watcher::{Event, watcher};
+use kube::{Api, ResourceExt};
+use serde_json::{Map, Value, json};
+use tokio::sync::watch;
+
+use self::ranges::NodeRanges;
+use crate::cluster::api;
+use crate::config::Config;
+use crate::durable;
+use crate::node::Node;
+use crate::table::nodes::NodeFacts;
+use crate::table::watches::{RETRY_AFTER, pages};
+
+/// The ranges of this node, or why they are not known. An empty list: the entry needs none.
+pub(crate) type Found = Result<Vec<IpNet>, String>;
+
+/// Follows the nodes of the cluster for ever, if the chain entry makes the pods' network or there is a gateway. `name`
+/// is this node's.
+pub(crate) async fn follow(node: &Node, name: Option<String>, found: watch::Sender<Option<Found>>) {
+    let Node { config, .. } = node;
+    let needs_ranges = needs_ranges(&config.entry);
+    if !needs_ranges {
+        found.send_replace(Some(Ok(Vec::new())));
+        if config.gateway.is_none() {
+            return;
+        }
+    }
+    let publish = |now: Found| {
+        if needs_ranges {
+            found.send_if_modified(|before| {
+                let is_news = before.as_ref() != Some(&now);
+                *before = Some(now);
+                is_news
+            });
+        }
+    };
+    let Some(name) = name else {
+        publish(Err("the name of this node is not known: NODE_NAME is missing".to_owned()));
+        return;
+    };
+    let client = loop {
+        match api::open(None).await {
+            Ok(client) => break client,
+            Err(error) => publish(Err(error.to_string())),
+        }
+        tokio::time::sleep(RETRY_AFTER).await;
+    };
+    let (mut nodes, mut listed, mut is_complete) = (NodeRanges::default(), NodeRanges::default(), false);
+    let mut events = pin!(watcher(Api::<core::Node>::all(client), pages()));
+    while let Some(event) = events.next().await {
+        let is_news = match event {
+            Ok(Event::Init) => {
+                listed = NodeRanges::default();
+                false
+            }
+            Ok(Event::InitApply(object)) => {
+                listed.put(object.name_any(), &NodeFacts::of(&object));
+                false
+            }
+            Ok(Event::InitDone) => {
+                (nodes, is_complete) = (std::mem::take(&mut listed), true);
+                true
+            }
+            Ok(Event::Apply(object)) => nodes.put(object.name_any(), &NodeFacts::of(&object)),
+            Ok(Event::Delete(object)) => nodes.remove(&object.name_any()),
+            Err(error) => {
+                // What is known goes on: nodes that join are not reached meanwhile.
+                if !is_complete {
+                    publish(Err(error.to_string()));
+                }
+                tokio::time::sleep(RETRY_AFTER).await;
+                false
+            }
+        };
+        if is_complete && is_news {
+            publish(nodes.of(&name));
+            write_gateway(config, &nodes, &name).await;
+        }
+    }
+}
+
+/// The chain entry with the ranges that were found, without the addresses that the node itself has in them.
+#[must_use]
+pub(crate) fn complete(mut entry: Map<String, Value>, ranges: &[IpNet]) -> Map<String, Value> {
+    if needs_ranges(&entry) && !ranges.is_empty() {
+        let reserved = entry.get("reserved").and_then(Value::as_array).cloned().unwrap_or_default();
+        let own = ranges.iter().map(|range| json!(ranges::first_address(*range)));
+        entry.insert("reserved".to_owned(), reserved.into_iter().chain(own).collect());
+        entry.insert("subnets".to_owned(), json!(ranges));
+    }
+    entry
+}
+
+/// Whether the entry makes the pods' network with ranges that it does not name.
+fn needs_ranges(entry: &Map<String, Value>) -> bool {
+    is_primary(entry) && !["subnets", "ipam"].iter().any(|key| entry.contains_key(*key))
+}
+
+/// Whether the entry makes the pods' network.
+pub(crate) fn is_primary(entry: &Map<String, Value>) -> bool {
+    entry.get("primary") == Some(&Value::Bool(true))
+}
+
+/// The same entry behind a plugin that makes the network: for a pod that has its interface already.
+#[must_use]
+pub(crate) fn chained(mut entry: Map<String, Value>) -> Map<String, Value> {
+    if is_primary(&entry) {
+        for key in PRIMARY_KEYS {
+            entry.shift_remove(key);
+        }
+    }
+    entry
+}
+
+async fn write_gateway(config: &Config, nodes: &NodeRanges, name: &str) {
+    let Some(template) = &config.gateway else { return };
+    let text = gateway::configuration(template, nodes, name);
+    let path = config.host_root.resolve(Path::new(GATEWAY_FILE));
+    let written = tokio::task::spawn_blocking(move || write(&path, text.as_bytes())).await;
+    if let Ok(Err(error)) = written {
+        tracing::warn!(%error, file = GATEWAY_FILE, "cannot write the configuration of this node's gateway");
+    }
+}
+
+/// Writes a file unless it is there already: the daemon looks at its time.
+fn write(path: &PathBuf, text: &[u8]) -> std::io::Result<()> {
+    if durable::read_bounded(path, MAX_GATEWAY).is_ok_and(|before| before == text) {
+        return Ok(());
+    }
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    durable::replace(path, 0o644, &mut &*text, |_| Ok(()))
+}
+
+/// What the operator can do where a node has no ranges.
+pub(crate) const ADVICE: &str = "start the controller manager with --allocate-node-cidrs and --cluster-cidr (kubeadm init \
+                                 --pod-network-cidr), or name ranges in \"entry.subnets\"";
+/// Where the daemon reads its configuration.
+const GATEWAY_FILE: &str = "/run/nebula-cni/gateway/config.yml";
+/// Much more than 5,000 nodes need.
+const MAX_GATEWAY: u64 = 4 << 20;
+const PRIMARY_KEYS: [&str; 7] = ["primary", "subnets", "reserved", "ipam", "ipMasq", "noMasquerade", "mtu"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(text: &str) -> Map<String, Value> {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn the_entry_gets_the_ranges_of_the_node_and_keeps_those_that_it_names() {
+        let ranges: Vec<IpNet> = ["10.244.1.0/24", "fd00:244:0:1::/64"].map(|range| range.parse().unwrap()).to_vec();
+        let made = complete(entry(r#"{"primary": true, "reserved": ["10.244.1.200/30"]}"#), &ranges);
+        assert_eq!(made["subnets"], json!(["10.244.1.0/24", "fd00:244:0:1::/64"]));
+        assert_eq!(made["reserved"], json!(["10.244.1.200/30", "10.244.1.1", "fd00:244:0:1::1"]));
+        for other in [r#"{"primary": true, "subnets": ["10.1.0.0/24"]}"#, r#"{"primary": true, "ipam": {}}"#, "{}"] {
+            assert_eq!(complete(entry(other), &ranges), entry(other));
+        }
+    }
+
+    #[test]
+    fn a_pod_that_has_its_interface_gets_only_what_a_chained_plugin_gives() {
+        let all = r#"{"primary": true, "subnets": [], "reserved": [], "ipam": {}, "ipMasq": true, "noMasquerade": [],
+            "mtu": 1400, "overlay": ["10.244.0.0/16"]}"#;
+        assert_eq!(chained(entry(all)), entry(r#"{"overlay": ["10.244.0.0/16"]}"#));
+        assert_eq!(chained(entry(r#"{"mtu": 1400}"#)), entry(r#"{"mtu": 1400}"#), "the plugin refuses it");
+    }
+}
