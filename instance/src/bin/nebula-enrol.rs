@@ -121,6 +121,12 @@ fn main() -> ExitCode {
         Ok(done) => done,
         Err(error) => return failed(&error),
     };
+    if let Some(file) = flags.value("wait-for").map(Path::new)
+        && !appears(file)
+    {
+        eprintln!("nebula-enrol: {} is not there after {} s", file.display(), KUBERNETES_WITHIN.as_secs());
+        return ExitCode::FAILURE;
+    }
     match &done {
         Renewal::Nothing => print("more than a third of the certificate's life is left, nothing to do\n"),
         Renewal::Trust => {
@@ -165,6 +171,18 @@ fn limits(flags: &Parsed) -> Result<Limits, (u8, String)> {
 
 /// Longer than the CA's own pod takes to start on another node; Kubernetes runs an init container again.
 const KUBERNETES_WITHIN: Duration = Duration::from_secs(300);
+
+/// Waits until there is a file.
+fn appears(file: &Path) -> bool {
+    let until = clock::now() + KUBERNETES_WITHIN;
+    while !file.exists() {
+        if clock::now() >= until {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    true
+}
 
 /// For a systemd ExecCondition=: success means that a renewal is due, or that the CA trusts or blocks others by now.
 fn due(files: &Files, now: UnixTime) -> ExitCode {
@@ -219,6 +237,11 @@ const FLAGS: &[Flag] = &[
         name: "gateway",
         takes_value: false,
         help: "With -kubernetes: this is a pod of the gateways' DaemonSet, for its node, and no lighthouse",
+    },
+    Flag {
+        name: "wait-for",
+        takes_value: true,
+        help: "With -kubernetes: end only when this file is there, such as the configuration that somebody else writes",
     },
     Flag {
         name: "tls-name",

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::capture::town::list;
+use super::capture::town::{before, list};
 use crate::world::kube::{NAMESPACE, Nodes, text};
 use crate::world::pod_traffic::{EchoServer, OPEN, ask_udp, within};
 
@@ -68,6 +68,9 @@ impl Site {
         for namespace in [NAMESPACE, "shop", "other"] {
             nodes.kubectl(&["create", "namespace", namespace]);
         }
+        // All but the pod of cluster DNS, for which there is no network yet.
+        let known: Vec<Value> = before().into_iter().filter(|object| object["kind"] != "Pod").collect();
+        nodes.apply("before.json", &list(&known));
         nodes.volume();
         let start = Instant::now();
         let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.ci/chart/primary.yaml");
@@ -101,10 +104,6 @@ impl Site {
             "far",
             &json!([{"name": "echo", "port": 7, "targetPort": PORT, "protocol": "UDP"}]),
         ));
-        let mut dns =
-            service("kube-system", "kube-dns", "dns", &json!([{"name": "dns", "port": 53, "protocol": "UDP"}]));
-        dns["spec"]["clusterIP"] = DNS.into();
-        objects.push(dns);
         self.nodes.apply("pods.json", &list(&objects));
         for (namespace, name, _) in PODS {
             self.nodes.wait_for_pod(namespace, name);
@@ -226,9 +225,9 @@ impl Site {
     fn count(&self, number: u8, device: &str) {
         let [v4, v6] = RANGES;
         let rules = format!(
-            "table netdev wire {{ chain c {{ type filter hook ingress device \"{device}\" priority 0;
-               ip saddr {v4} counter; ip daddr {v4} counter; ip6 saddr {v6} counter; ip6 daddr {v6} counter;
-               udp dport {{ 4242, 4243, 32768-65535 }} counter }} }}"
+            "table netdev wire {{\n chain c {{\n type filter hook ingress device \"{device}\" priority 0;\n \
+             ip saddr {v4} counter\n ip daddr {v4} counter\n ip6 saddr {v6} counter\n ip6 daddr {v6} counter\n \
+             udp dport {{ 4242, 4243, 32768-65535 }} counter\n }}\n}}\n"
         );
         let path = self.nodes.folder.path().join("wire.nft");
         std::fs::write(&path, rules).expect("write");

@@ -319,7 +319,7 @@ impl ApiServer {
 
 /// What a cluster has before the installation: DNS, what kubeadm notes, and, because this release has EndpointSlices of
 /// version 1beta1 only, the right to follow Endpoints instead, which the chart has no use for.
-fn before() -> Vec<Value> {
+pub(crate) fn before() -> Vec<Value> {
     let configuration = "apiVersion: kubeadm.k8s.io/v1beta2\nkind: ClusterConfiguration\nnetworking:\n  \
                          dnsDomain: cluster.local\n  podSubnet: 10.244.0.0/16,fd00:10:244::/48\n  \
                          serviceSubnet: 10.96.0.0/16,fd00:10:96::/112\n";
