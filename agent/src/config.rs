@@ -4,6 +4,7 @@ mod flows;
 mod keys;
 mod policies;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -21,7 +22,7 @@ use crate::durable;
 use crate::flows::export::Export;
 use crate::flows::store::Bound;
 use crate::host_root::HostRoot;
-use crate::network;
+use crate::network::{self, Network};
 use crate::rollout::plan::Policy;
 
 /// Where `agent.json` lies in the agent's container.
@@ -48,6 +49,8 @@ pub struct Config {
     pub entry: Map<String, Value>,
     /// Keys of Nebula's configuration for the gateway of this node; `None`: there is none.
     pub gateway: Option<Map<String, Value>>,
+    /// Labels of the nodes on which our plugin makes the pods' network, if the entry says so; empty: all nodes.
+    pub primary_nodes: BTreeMap<String, String>,
     /// What to do with enrolled pods that run without a tunnel.
     pub unprotected: Unprotected,
     /// How running instances get a new program.
@@ -207,6 +210,7 @@ impl Config {
             ca: keys.ca()?,
             entry: keys.entry()?,
             gateway: keys.gateway()?,
+            primary_nodes: keys.labels("primaryNodes")?,
             unprotected: keys.one_of(
                 "unprotected",
                 &[
@@ -272,7 +276,11 @@ impl Config {
         if let Some(object) = stdin.as_object_mut() {
             let entry = self.chain_entry("https://ca.invalid", None);
             // Any range will do where the node's own come later.
-            object.extend(network::complete(entry, &[IpNet::from(IpAddr::from([192, 0, 2, 0]))]));
+            let any = match network::needs_ranges(&entry) {
+                true => Network::Own(vec![IpNet::from(IpAddr::from([192, 0, 2, 0]))]),
+                false => Network::AsWritten,
+            };
+            object.extend(network::complete(entry, &any));
         }
         let env: Env = [("CNI_COMMAND".into(), "STATUS".into())].into();
         match request::read(&env, stdin.to_string().as_bytes()).1 {
@@ -299,7 +307,7 @@ pub const NODE_CREDENTIAL_FILE: &str = "/run/nebula-cni/agent/node-credential";
 /// Copy of the TLS roots of the CA, for instances.
 pub const TLS_CA_FILE: &str = "/run/nebula-cni/agent/tls.crt";
 
-const KEYS: [&str; 18] = [
+const KEYS: [&str; 19] = [
     "network",
     "strategy",
     "confDirs",
@@ -309,6 +317,7 @@ const KEYS: [&str; 18] = [
     "ca",
     "entry",
     "gateway",
+    "primaryNodes",
     "unprotected",
     "upgrade",
     "nodeRanges",
@@ -396,6 +405,10 @@ mod tests {
             ("entry", json!([])),
             ("entry.stateDir", json!({"stateDir": "/x"})),
             ("entry.type", json!({"type": "x"})),
+            ("gateway", json!([])),
+            ("gateway.tun", json!({"tun": []})),
+            ("primaryNodes", json!(["nebula"])),
+            ("primaryNodes", json!({"nebula": true})),
             ("unprotected", json!("kill")),
             ("upgrade", json!(true)),
             ("upgrade.canary", json!({"canary": -1})),

@@ -1,5 +1,6 @@
 //! Reads the values of keys, and says of each that is not allowed what is.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -121,6 +122,16 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// Labels that an object must have.
+    pub(super) fn labels(&self, key: &str) -> Result<BTreeMap<String, String>, ConfigError> {
+        const EXPECTED: &str = "an object with at most 16 labels and their values";
+        let Some(value) = self.0.get(key) else { return Ok(BTreeMap::new()) };
+        let labels = object(key, value, EXPECTED)?;
+        let text = |(name, value): (&String, &Value)| Some((name.clone(), value.as_str()?.to_owned()));
+        let all: Option<BTreeMap<String, String>> = labels.iter().map(text).collect();
+        all.filter(|all| all.len() <= MAX_LABELS).ok_or_else(|| refused(key, value, EXPECTED))
+    }
+
     pub(super) fn upgrade(&self) -> Result<Policy, ConfigError> {
         const EXPECTED: &str = "{\"canary\": N, \"parallel\": N, \"pauseOnFailure\": BOOLEAN, \"watchSeconds\": N}";
         let Some(value) = self.0.get("upgrade") else { return Ok(Policy::DEFAULT) };
@@ -229,4 +240,5 @@ pub(super) fn refused(key: &str, value: &Value, expected: &str) -> ConfigError {
 const DEFAULT_LISTEN: &str = "127.0.0.1:9476";
 const DEFAULT_CA_PORT: u16 = 8443;
 const MAX_DIRECTORIES: usize = 16;
+const MAX_LABELS: usize = 16;
 const MAX_SHOWN: usize = 100;

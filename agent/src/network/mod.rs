@@ -3,11 +3,13 @@
 //!
 //! The ranges are those that Kubernetes gives to each node (`spec.podCIDRs`). Pods of other nodes are reached through
 //! this node's gateway, a `nebula` daemon in the node's network, whose configuration is written here (`gateway.rs`).
-//! Until the ranges are known there is no chain entry, and so no network for pods.
+//! Until the ranges are known there is no chain entry, and so no network for pods. Nodes without the labels that the
+//! operator may ask for keep the network that they have, with our plugin behind it.
 
 mod gateway;
 mod ranges;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 
@@ -27,22 +29,33 @@ use crate::node::Node;
 use crate::table::nodes::NodeFacts;
 use crate::table::watches::{RETRY_AFTER, pages};
 
-/// The ranges of this node, or why they are not known. An empty list: the entry needs none.
-pub(crate) type Found = Result<Vec<IpNet>, String>;
+/// What the pods' network of this node is, or why that is not known.
+pub(crate) type Found = Result<Network, String>;
+
+/// Who makes the pods' network of this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Network {
+    /// Whoever the entry says: it needs nothing else.
+    AsWritten,
+    /// Our plugin, with these ranges.
+    Own(Vec<IpNet>),
+    /// Another plugin: the node has not the labels that ours is for.
+    Others,
+}
 
 /// Follows the nodes of the cluster for ever, if the chain entry makes the pods' network or there is a gateway. `name`
 /// is this node's.
 pub(crate) async fn follow(node: &Node, name: Option<String>, found: watch::Sender<Option<Found>>) {
     let Node { config, .. } = node;
-    let needs_ranges = needs_ranges(&config.entry);
-    if !needs_ranges {
-        found.send_replace(Some(Ok(Vec::new())));
+    let is_asked = needs_ranges(&config.entry) || !config.primary_nodes.is_empty();
+    if !is_asked {
+        found.send_replace(Some(Ok(Network::AsWritten)));
         if config.gateway.is_none() {
             return;
         }
     }
     let publish = |now: Found| {
-        if needs_ranges {
+        if is_asked {
             found.send_if_modified(|before| {
                 let is_news = before.as_ref() != Some(&now);
                 *before = Some(now);
@@ -62,6 +75,12 @@ pub(crate) async fn follow(node: &Node, name: Option<String>, found: watch::Send
         tokio::time::sleep(RETRY_AFTER).await;
     };
     let (mut nodes, mut listed, mut is_complete) = (NodeRanges::default(), NodeRanges::default(), false);
+    // Of this node, as far as the operator asks for them.
+    let mut is_wanted = true;
+    let has_labels = |object: &core::Node| {
+        let labels = object.metadata.labels.as_ref();
+        config.primary_nodes.iter().all(|(key, value)| labels.is_some_and(|labels| labels.get(key) == Some(value)))
+    };
     let mut events = pin!(watcher(Api::<core::Node>::all(client), pages()));
     while let Some(event) = events.next().await {
         let is_news = match event {
@@ -70,6 +89,9 @@ pub(crate) async fn follow(node: &Node, name: Option<String>, found: watch::Send
                 false
             }
             Ok(Event::InitApply(object)) => {
+                if object.name_any() == name {
+                    is_wanted = has_labels(&object);
+                }
                 listed.put(object.name_any(), &NodeFacts::of(&object));
                 false
             }
@@ -77,7 +99,13 @@ pub(crate) async fn follow(node: &Node, name: Option<String>, found: watch::Send
                 (nodes, is_complete) = (std::mem::take(&mut listed), true);
                 true
             }
-            Ok(Event::Apply(object)) => nodes.put(object.name_any(), &NodeFacts::of(&object)),
+            Ok(Event::Apply(object)) => {
+                let was_wanted = is_wanted;
+                if object.name_any() == name {
+                    is_wanted = has_labels(&object);
+                }
+                nodes.put(object.name_any(), &NodeFacts::of(&object)) || was_wanted != is_wanted
+            }
             Ok(Event::Delete(object)) => nodes.remove(&object.name_any()),
             Err(error) => {
                 // What is known goes on: nodes that join are not reached meanwhile.
@@ -89,16 +117,24 @@ pub(crate) async fn follow(node: &Node, name: Option<String>, found: watch::Send
             }
         };
         if is_complete && is_news {
-            publish(nodes.of(&name));
+            publish(match (is_wanted, needs_ranges(&config.entry)) {
+                (false, _) => Ok(Network::Others),
+                (true, true) => nodes.of(&name).map(Network::Own),
+                (true, false) => Ok(Network::AsWritten),
+            });
             write_gateway(config, &nodes, &name).await;
         }
     }
 }
 
-/// The chain entry with the ranges that were found, without the addresses that the node itself has in them.
+/// The chain entry for this network: with the ranges that were found, but for the addresses that the node itself has in
+/// them.
 #[must_use]
-pub(crate) fn complete(mut entry: Map<String, Value>, ranges: &[IpNet]) -> Map<String, Value> {
-    if needs_ranges(&entry) && !ranges.is_empty() {
+pub(crate) fn complete(mut entry: Map<String, Value>, network: &Network) -> Map<String, Value> {
+    if *network == Network::Others {
+        return chained(entry);
+    }
+    if let Network::Own(ranges) = network {
         let reserved = entry.get("reserved").and_then(Value::as_array).cloned().unwrap_or_default();
         let own = ranges.iter().map(|range| json!(ranges::first_address(*range)));
         entry.insert("reserved".to_owned(), reserved.into_iter().chain(own).collect());
@@ -108,7 +144,7 @@ pub(crate) fn complete(mut entry: Map<String, Value>, ranges: &[IpNet]) -> Map<S
 }
 
 /// Whether the entry makes the pods' network with ranges that it does not name.
-fn needs_ranges(entry: &Map<String, Value>) -> bool {
+pub(crate) fn needs_ranges(entry: &Map<String, Value>) -> bool {
     is_primary(entry) && !["subnets", "ipam"].iter().any(|key| entry.contains_key(*key))
 }
 
@@ -169,12 +205,17 @@ mod tests {
     #[test]
     fn the_entry_gets_the_ranges_of_the_node_and_keeps_those_that_it_names() {
         let ranges: Vec<IpNet> = ["10.244.1.0/24", "fd00:244:0:1::/64"].map(|range| range.parse().unwrap()).to_vec();
-        let made = complete(entry(r#"{"primary": true, "reserved": ["10.244.1.200/30"]}"#), &ranges);
+        let own = Network::Own(ranges);
+        let made = complete(entry(r#"{"primary": true, "reserved": ["10.244.1.200/30"]}"#), &own);
         assert_eq!(made["subnets"], json!(["10.244.1.0/24", "fd00:244:0:1::/64"]));
         assert_eq!(made["reserved"], json!(["10.244.1.200/30", "10.244.1.1", "fd00:244:0:1::1"]));
         for other in [r#"{"primary": true, "subnets": ["10.1.0.0/24"]}"#, r#"{"primary": true, "ipam": {}}"#, "{}"] {
-            assert_eq!(complete(entry(other), &ranges), entry(other));
+            assert_eq!(complete(entry(other), &Network::AsWritten), entry(other));
         }
+        assert_eq!(
+            complete(entry(r#"{"primary": true, "mode": "lazy"}"#), &Network::Others),
+            entry(r#"{"mode": "lazy"}"#)
+        );
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::capture::town::{before, list};
-use crate::world::kube::{NAMESPACE, Nodes, text};
+use crate::world::kube::{DELETED_WITHIN, NAMESPACE, Nodes, text};
 use crate::world::pod_traffic::{EchoServer, OPEN, ask_udp, within};
 
 const PORT: u16 = 9000;
@@ -48,6 +48,10 @@ struct Site {
     dns: Option<Child>,
 }
 
+fn are_ready(nodes: &Nodes) -> bool {
+    nodes.kubectl(&["get", "nodes", "-o", "jsonpath={.items[*].status.conditions[-1:].status}"]) == "True True"
+}
+
 impl Drop for Site {
     fn drop(&mut self) {
         if let Some(dns) = &mut self.dns {
@@ -61,32 +65,70 @@ impl Site {
     /// Nodes without a network, and everything that the chart makes.
     fn install() -> Self {
         let nodes = Nodes::without_network(&[]);
-        let states = |nodes: &Nodes| {
-            nodes.kubectl(&["get", "nodes", "-o", "jsonpath={.items[*].status.conditions[-1:].status}"])
-        };
-        assert!(!states(&nodes).contains("True"), "a node is ready without a network");
-        for namespace in [NAMESPACE, "shop", "other"] {
-            nodes.kubectl(&["create", "namespace", namespace]);
-        }
-        // All but the pod of cluster DNS, for which there is no network yet.
-        let known: Vec<Value> = before().into_iter().filter(|object| object["kind"] != "Pod").collect();
-        nodes.apply("before.json", &list(&known));
-        nodes.volume();
+        assert!(!are_ready(&nodes), "the nodes are ready without a network");
+        let site = Self::prepared(nodes);
         let start = Instant::now();
-        let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.ci/chart/primary.yaml");
-        let manifests = std::fs::read_to_string(manifests).expect("what the chart makes");
-        nodes.apply("nebula.yaml", &manifests.replace("apiVersion: policy/v1\n", "apiVersion: policy/v1beta1\n"));
-        nodes.until("all nodes are ready", Duration::from_secs(180), || states(&nodes) == "True True");
+        site.apply_chart(|manifests| manifests);
+        site.nodes.until("all nodes are ready", Duration::from_secs(180), || are_ready(&site.nodes));
         let ready = start.elapsed();
-        nodes.wait_for_parts(start + Duration::from_secs(180));
-        nodes.wait_for_rollout(NAMESPACE, "daemonset/nebula-gateway", Duration::from_secs(60));
+        site.wait_for_parts();
         println!(
             "from the command to all nodes ready: {:.1} s; to all parts ready: {:.1} s",
             ready.as_secs_f64(),
             start.elapsed().as_secs_f64()
         );
-        assert!(ready < READY_WITHIN, "{ready:?}\n{}", nodes.state());
+        assert!(ready < READY_WITHIN, "{ready:?}\n{}", site.nodes.state());
+        site
+    }
+
+    /// With all that a cluster has beforehand.
+    fn prepared(nodes: Nodes) -> Self {
+        for namespace in [NAMESPACE, "shop", "other"] {
+            nodes.kubectl(&["create", "namespace", namespace]);
+        }
+        // All but the pod of cluster DNS, for which there may be no network yet.
+        let known: Vec<Value> = before().into_iter().filter(|object| object["kind"] != "Pod").collect();
+        nodes.apply("before.json", &list(&known));
+        nodes.volume();
         Self { nodes, pods: Vec::new(), _servers: Vec::new(), dns: None }
+    }
+
+    /// Everything that the chart makes, with one command.
+    fn apply_chart(&self, change: impl FnOnce(String) -> String) {
+        let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.ci/chart/primary.yaml");
+        let manifests = std::fs::read_to_string(manifests).expect("what the chart makes");
+        let manifests = manifests.replace("apiVersion: policy/v1\n", "apiVersion: policy/v1beta1\n");
+        self.nodes.apply("nebula.yaml", &change(manifests));
+    }
+
+    fn wait_for_parts(&self) {
+        self.nodes.wait_for_parts(Instant::now() + Duration::from_secs(120));
+        self.nodes.wait_for_rollout(NAMESPACE, "daemonset/nebula-gateway", Duration::from_secs(60));
+    }
+
+    /// Drains a node, gives it the label or takes it away, and makes its pods again once its network is the other one.
+    fn move_node(&mut self, node: u8, is_ours: bool) {
+        let name = if node == 1 { "test-node" } else { "node2" };
+        let own: Vec<_> = PODS.iter().filter(|(.., on)| *on == name).collect();
+        for (namespace, pod, _) in &own {
+            self.nodes.kubectl(&["delete", "pod", "-n", namespace, pod, DELETED_WITHIN]);
+        }
+        let label = if is_ours { "nebula-cni/primary=true" } else { "nebula-cni/primary-" };
+        self.nodes.kubectl(&["label", "node", name, label]);
+        let file = self.nodes.root_of(node).join("etc/cni/net.d/00-nebula-nebula.conflist");
+        self.nodes.until("the node has the other network", Duration::from_secs(30), || file.exists() == is_ours);
+        self.nodes.until("the runtime has it", Duration::from_secs(60), || are_ready(&self.nodes));
+        self.wait_for_parts();
+        let objects: Vec<Value> = own.iter().map(|(namespace, pod_name, _)| pod(namespace, pod_name, name)).collect();
+        self.nodes.apply("moved.json", &list(&objects));
+        for (namespace, pod, _) in own {
+            self.nodes.wait_for_pod(namespace, pod);
+        }
+        self.attend();
+        println!(
+            "node {node} moved: {}",
+            if is_ours { "its network is ours" } else { "its network is the bridge again" }
+        );
     }
 
     /// Makes those of the pods that are not there, and what answers in them.
@@ -352,9 +394,7 @@ fn a_cluster_needs_no_other_network_and_all_between_its_nodes_is_in_tunnels() {
         left.as_secs_f64(),
         known.as_secs_f64()
     );
-    site.nodes.until("the node is ready", Duration::from_secs(120), || {
-        site.nodes.kubectl(&["get", "nodes", "-o", "jsonpath={.items[*].status.conditions[-1:].status}"]) == "True True"
-    });
+    site.nodes.until("the node is ready", Duration::from_secs(120), || are_ready(&site.nodes));
     site.nodes.wait_for_rollout(NAMESPACE, "daemonset/nebula-gateway", Duration::from_secs(120));
     let missing: Vec<Value> = PODS
         .iter()
@@ -368,4 +408,50 @@ fn a_cluster_needs_no_other_network_and_all_between_its_nodes_is_in_tunnels() {
     });
     site.attend();
     site.all_reach_all();
+}
+
+#[test]
+#[ignore = "needs root, containerd, etcd, conntrack, dnsmasq, a release build and a build of Kubernetes"]
+fn a_cluster_moves_over_node_by_node_and_back_and_pods_of_both_kinds_reach_each_other() {
+    let mut site = Site::prepared(Nodes::with_proxy(&[]));
+    site.apply_chart(|manifests| {
+        let labelled = "\"primaryNodes\": {\"nebula-cni/primary\": \"true\"},\n      \"gateway\": {";
+        let changed = manifests.replacen("\"gateway\": {", labelled, 1);
+        assert_ne!(changed, manifests);
+        changed
+    });
+    site.wait_for_parts();
+    site.populate();
+    site.all_reach_all();
+    for node in [2, 1] {
+        site.move_node(node, true);
+        site.all_reach_all();
+    }
+    // The network from before goes: the gateways are the only way then.
+    let routes = [(1, "10.244.2.0/24", "fd00:10:244:2::/64"), (2, "10.244.1.0/24", "fd00:10:244:1::/64")];
+    let via = |node: u8| if node == 1 { ["192.0.2.11", "fd00:192::11"] } else { ["192.0.2.10", "fd00:192::10"] };
+    for (node, v4, v6) in routes {
+        for (range, via) in [v4, v6].into_iter().zip(via(node)) {
+            let said = site.nodes.on(node, &["ip", "route", "del", range, "via", via]);
+            assert!(said.status.success(), "{}", text(&said));
+        }
+    }
+    site.count(2, "eth0");
+    site.count(1, "n11");
+    site.all_reach_all();
+    site.streams("near", "far");
+    for node in [1, 2] {
+        let (clear, tunnels) = site.counted(node);
+        assert!(clear == 0 && tunnels > 50, "{clear} {tunnels}");
+    }
+    for (node, v4, v6) in routes {
+        for (range, via) in [v4, v6].into_iter().zip(via(node)) {
+            let said = site.nodes.on(node, &["ip", "route", "add", range, "via", via]);
+            assert!(said.status.success(), "{}", text(&said));
+        }
+    }
+    for node in [1, 2] {
+        site.move_node(node, false);
+        site.all_reach_all();
+    }
 }

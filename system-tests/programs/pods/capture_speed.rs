@@ -5,15 +5,15 @@
 use crate::world;
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use nebula_cni_contract::cluster_table::{Builder, EndpointState, ServiceEndpoint, ServicePort};
-use serde_json::{Value, json};
+use serde_json::json;
+use world::chaos::number;
 use world::cluster::{Cluster, Node};
-use world::cost::{cpu_ticks, quantile};
+use world::cost::quantile;
 use world::peers::go;
+use world::speed::Way;
 
-const SOON: Duration = Duration::from_secs(10);
 const CLIENT: &str = "10.42.1.2";
 const SERVER: &str = "10.42.2.2";
 const SERVICE: &str = "10.96.0.10";
@@ -21,34 +21,17 @@ const GO: [(&str, &str); 2] = [("n3", "192.168.77.1"), ("n4", "192.168.77.2")];
 /// Of iperf3.
 const PORT: u16 = 5201;
 
-/// One way from a client to a server.
-struct Way {
-    title: &'static str,
-    client: &'static str,
-    target: String,
-    /// Whose processor time it takes.
-    processes: Vec<u64>,
-    gbps: Vec<f64>,
-    cpu: Vec<f64>,
-}
-
-impl Way {
-    fn speed(&self) -> f64 {
-        quantile(&self.gbps, 0.5)
-    }
-}
-
 #[test]
 #[ignore = "needs root, network namespaces, iperf3, Go Nebula and a release build"]
 fn a_service_between_captured_pods_is_as_fast_as_the_overlay_without_capture_and_faster_than_a_tunnel_of_go() {
     let town = Town::new();
     let mut ways = town.ways();
-    let (rounds, seconds) = (number("SERVICE_ROUNDS", 2), number("SERVICE_SECONDS", 1));
+    let (rounds, seconds) = (number("SERVICE_ROUNDS", 2) as usize, number("SERVICE_SECONDS", 1));
     for round in 0..rounds {
         // Each way is as often after each other one.
         let count = ways.len();
         for n in 0..count {
-            town.measure(&mut ways[(n + round) % count], seconds);
+            ways[(n + round) % count].measure(&town.cluster.world, seconds);
         }
     }
     let [captured, _, plain, clear, tunnel] = ways.as_slice() else { panic!("five ways") };
@@ -73,10 +56,6 @@ fn a_service_between_captured_pods_is_as_fast_as_the_overlay_without_capture_and
     for way in [captured, plain, tunnel] {
         assert!(quantile(&way.cpu, 0.5) > 0.05, "{}: nothing went through the tunnel", way.title);
     }
-}
-
-fn number(name: &str, otherwise: usize) -> usize {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
 }
 
 /// Two nodes with captured pods, and two with pods that have an overlay address of its own and a tunnel of Go Nebula.
@@ -199,14 +178,7 @@ firewall:
         let (captured, plain) =
             (instances([(0, "client"), (1, "server")]), instances([(2, "plain-client"), (3, "plain-server")]));
         let go = GO.map(|(node, _)| u64::from(self.cluster.world.pid(&format!("{node}-go")))).to_vec();
-        let way = |title, client, target: String, processes: &[u64]| Way {
-            title,
-            client,
-            target,
-            processes: processes.to_vec(),
-            gbps: Vec::new(),
-            cpu: Vec::new(),
-        };
+        let way = |title, client, target: String, processes: &[u64]| Way::new(title, client, target, processes);
         vec![
             way("captured, Service", "client", format!("{SERVICE}:80"), &captured),
             way("captured, pod's own address", "client", format!("{SERVER}:{PORT}"), &captured),
@@ -219,29 +191,6 @@ firewall:
             way("clear: no tunnel", "plain-client", format!("10.244.4.2:{PORT}"), &[]),
             way("Go Nebula 1.11.0, from node to node", "n3", format!("{}:{PORT}", GO[1].1), &go),
         ]
-    }
-
-    /// Sends for some seconds and notes the result.
-    fn measure(&self, way: &mut Way, seconds: usize) {
-        let (address, port) = way.target.split_once(':').expect("an address and a port");
-        let seconds = seconds.to_string();
-        let until = Instant::now() + SOON;
-        let (ended, spent) = loop {
-            let before = cpu_ticks(&way.processes);
-            let command = ["timeout", "60", "iperf3", "--json", "-c", address, "-p", port, "-t", &seconds];
-            let said = self.cluster.world.exec(way.client, &command).stdout;
-            let spent = cpu_ticks(&way.processes) - before;
-            let said: Value = serde_json::from_slice(&said).unwrap_or_default();
-            // The first attempt may come before the tunnel, and the server takes one client at a time.
-            if said["error"].is_null() && said["end"]["sum_received"]["bytes"].as_u64() > Some(0) {
-                break (said["end"]["sum_received"].clone(), spent);
-            }
-            assert!(Instant::now() < until, "{}: {said}\n{}", way.title, self.cluster.world.all_logs());
-            std::thread::sleep(Duration::from_millis(300));
-        };
-        let number = |key: &str| ended[key].as_f64().expect("a number");
-        way.gbps.push(number("bits_per_second") / 1e9);
-        way.cpu.push(spent as f64 / 100.0 / (number("bytes") / 1e9));
     }
 
     fn tunnel_mtu(&self, pod: &str) -> String {

@@ -18,6 +18,7 @@ mod lifecycle;
 mod load;
 mod memory;
 mod primary;
+mod primary_speed;
 pub(crate) mod runtime;
 mod supervised;
 mod upgrade;

@@ -16,6 +16,7 @@ pub mod mesh;
 pub mod nonces;
 pub mod peers;
 pub mod pod_traffic;
+pub mod speed;
 pub mod traffic;
 pub mod wire;
 

@@ -262,6 +262,7 @@ that address if it is one. */ -}}
 {{- if not (dig "kubernetes" "node_ranges" true .Values.ca.policy) }}{{ $_ := set $agent "nodeRanges" false }}{{ end }}
 {{- if .Values.network.primary.enabled }}
   {{- $_ := set $agent "gateway" (include "nebula.gatewayConfig" . | fromJson) }}
+  {{- with .Values.network.primary.nodeSelector }}{{ $_ := set $agent "primaryNodes" . }}{{ end }}
 {{- end }}
 {{- range $key := list "network" "confDirs" "binDirs" "runtimeEndpoint" }}
   {{- with index $.Values.agent $key }}{{ $_ := set $agent $key . }}{{ end }}

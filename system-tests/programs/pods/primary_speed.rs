@@ -1,0 +1,200 @@
+//! How fast pods without a tunnel of their own reach each other where our plugin makes their network, beside a bridge on one
+//! node, and beside VXLAN between two: in clear, as flannel has it, and inside a tunnel of Go Nebula between the nodes.
+//! `PRIMARY_ROUNDS` (5) and `PRIMARY_SECONDS` (2) say for how long.
+
+use crate::world;
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+use world::chaos::number;
+use world::cluster::{Cluster, Node};
+use world::cost::quantile;
+use world::peers::{go, ours};
+use world::speed::Way;
+
+/// Of iperf3.
+const PORT: u16 = 5201;
+/// Overlay addresses of the nodes with Go Nebula.
+const GO: [(&str, &str); 2] = [("n3", "192.168.77.1"), ("n4", "192.168.77.2")];
+
+#[test]
+#[ignore = "needs root, network namespaces, iperf3, Go Nebula and a release build; prints figures"]
+fn pods_of_our_own_network_are_as_fast_as_on_a_bridge_and_faster_between_nodes_than_vxlan_in_a_tunnel_of_go() {
+    let town = Town::new();
+    let mut ways = town.ways();
+    let (rounds, seconds) = (number("PRIMARY_ROUNDS", 5) as usize, number("PRIMARY_SECONDS", 2));
+    for round in 0..rounds {
+        // Each way is as often after each other one.
+        let count = ways.len();
+        for n in 0..count {
+            ways[(n + round) % count].measure(&town.cluster.world, seconds);
+        }
+    }
+    println!("\n| | Gbit/s | CPU s per GB: tunnels | machine |\n| --- | ---: | ---: | ---: |");
+    for way in &ways {
+        let cpu = if way.processes.is_empty() { "-".to_owned() } else { format!("{:.2}", quantile(&way.cpu, 0.5)) };
+        println!("| {} | {:.2} | {cpu} | {:.2} |", way.title, way.speed(), quantile(&way.machine, 0.5));
+    }
+    for way in &ways {
+        let samples: Vec<String> = way.gbps.iter().map(|gbps| format!("{gbps:.2}")).collect();
+        println!("- {}: {}", way.title, samples.join(" "));
+    }
+    println!("load average {}", std::fs::read_to_string("/proc/loadavg").expect("/proc").trim());
+    let [own, bridge, gateways, _, go] = ways.as_slice() else { panic!("five ways") };
+    // On a busy machine; the bars for a quiet one are 0.9 and 2.
+    assert!(own.speed() > bridge.speed() * 0.7, "{} on our links, {} on a bridge", own.speed(), bridge.speed());
+    assert!(gateways.speed() > go.speed() * 1.5, "{} through gateways, {} through Go", gateways.speed(), go.speed());
+}
+
+/// Two nodes whose pods' network is ours, and two with bridges, VXLAN and Go Nebula. On each pair three pods: two on the
+/// first node, one on the second.
+struct Town {
+    cluster: Cluster,
+    nodes: [Node; 4],
+}
+
+impl Town {
+    fn new() -> Self {
+        let mut cluster = Cluster::new();
+        let nodes = ["n1", "n2", "n3", "n4"].map(|name| cluster.node(name, "1.0.0"));
+        let mut town = Self { cluster, nodes };
+        for (n, node) in town.nodes.iter_mut().enumerate().take(2) {
+            let state = node.conf["plugins"][1]["stateDir"].clone();
+            let n = n + 1;
+            node.conf["plugins"] = json!([{
+                "type": "nebula-cni-plugin", "primary": true, "stateDir": state,
+                "subnets": [format!("10.244.{n}.0/24")], "reserved": [format!("10.244.{n}.1")], "noMasquerade": ["10.244.0.0/16"],
+            }]);
+        }
+        for node in &mut town.nodes[2..] {
+            node.conf["plugins"].as_array_mut().expect("plugins").truncate(1);
+            node.conf["plugins"][0]["ipMasq"] = false.into();
+        }
+        for (node, pods) in [(0, &["a", "b"][..]), (1, &["c"]), (2, &["bridge-a", "bridge-b"]), (3, &["bridge-c"])] {
+            town.nodes[node].add_pods(&mut town.cluster.world, pods);
+        }
+        town.start_gateways();
+        town.start_go();
+        town.make_vxlan();
+        for pod in ["b", "c", "bridge-b", "bridge-c"] {
+            let port = PORT.to_string();
+            town.cluster.world.start_in(&format!("{pod}-iperf3"), pod, Path::new("iperf3"), &["-s", "-p", &port]);
+        }
+        town
+    }
+
+    /// Certificates for two hosts of a network, each with networks behind it.
+    fn certify(&self, ca: &str, hosts: &[(&str, String, String)]) {
+        let world = &self.cluster.world;
+        let [crt, key] = ["crt", "key"].map(|kind| format!("{ca}-ca.{kind}"));
+        world.certify(&["ca", "-name", ca, "-duration", "24h", "-out-crt", &crt, "-out-key", &key]);
+        for (name, ip, subnets) in hosts {
+            let [out_crt, out_key] = ["crt", "key"].map(|kind| format!("{ca}-{name}.{kind}"));
+            let mut words = vec!["sign", "-ca-crt", &crt, "-ca-key", &key, "-name", name, "-ip", ip, "-groups", "node"];
+            if !subnets.is_empty() {
+                words.extend(["-subnets", subnets]);
+            }
+            words.extend(["-out-crt", &out_crt, "-out-key", &out_key]);
+            world.certify(&words);
+        }
+    }
+
+    fn start(&mut self, ca: &str, node: &str, program: &Path, (peer, at): (&str, &str), tun: &Value) {
+        let world = &mut self.cluster.world;
+        let dir = world.dir().display().to_string();
+        let any = |who: &str| format!("[{{port: any, proto: any, {who}, local_cidr: any}}]");
+        let config = format!(
+            "pki: {{ca: {dir}/{ca}-ca.crt, cert: {dir}/{ca}-{node}.crt, key: {dir}/{ca}-{node}.key}}
+static_host_map: {{\"{peer}\": [\"{at}:4343\"]}}
+lighthouse: {{am_lighthouse: false, hosts: []}}
+listen: {{host: 0.0.0.0, port: 4343}}
+tun: {tun}
+logging: {{level: error}}
+firewall: {{outbound: {}, inbound: {}}}
+",
+            any("host: any"),
+            any("group: node"),
+        );
+        let file = world.write(&format!("{ca}-{node}.yml"), &config).display().to_string();
+        world.start_in(&format!("{node}-{ca}"), node, program, &["-config", &file]);
+    }
+
+    fn start_gateways(&mut self) {
+        let hosts = [1, 2].map(|n| (["n1", "n2"][n - 1], format!("10.244.{n}.1/16"), format!("10.244.{n}.0/24")));
+        self.certify("gateway", &hosts);
+        let underlay = ["n1", "n2"].map(|node| self.cluster.world.underlay(node));
+        for (n, node) in ["n1", "n2"].into_iter().enumerate() {
+            let other = 2 - n;
+            let peer = format!("10.244.{other}.1");
+            let tun = json!({"dev": "nebula-node", "mtu": 1300,
+                "unsafe_routes": [{"route": format!("10.244.{other}.0/24"), "via": peer, "inside": true}]});
+            self.start("gateway", node, &ours(), (&peer, &underlay[1 - n]), &tun);
+        }
+    }
+
+    fn start_go(&mut self) {
+        let hosts = GO.map(|(node, overlay)| (node, format!("{overlay}/24"), String::new()));
+        self.certify("go", &hosts);
+        let underlay = GO.map(|(node, _)| self.cluster.world.underlay(node));
+        for (n, (node, _)) in GO.into_iter().enumerate() {
+            let tun = json!({"dev": "go0", "mtu": 1300});
+            self.start("go", node, &go("nebula", "sid"), (GO[1 - n].1, &underlay[1 - n]), &tun);
+        }
+    }
+
+    /// As flannel makes it, once over the nodes' network and once over Go's device. Each leads to one address of the pod.
+    fn make_vxlan(&self) {
+        let world = &self.cluster.world;
+        let underlay = GO.map(|(node, _)| world.underlay(node));
+        for (n, (node, overlay)) in GO.into_iter().enumerate() {
+            let (here, there) = (n + 3, 4 - n);
+            for (device, id, below, own, remote, mtu) in [
+                ("clear0", "7", "eth0", underlay[n].as_str(), underlay[1 - n].as_str(), "1450"),
+                ("inner0", "8", "go0", overlay, GO[1 - n].1, "1250"),
+            ] {
+                let link = ["ip", "link", "add", device, "mtu", mtu, "type", "vxlan", "id", id];
+                world.run(
+                    node,
+                    &[&link[..], &["local", own, "remote", remote, "dstport", "8472", "dev", below]].concat(),
+                );
+                world.run(node, &["ip", "addr", "add", &format!("10.9{id}.0.{here}/24"), "dev", device]);
+                world.run(node, &["ip", "link", "set", device, "up"]);
+            }
+            // The pod has a second address, which is behind the other device.
+            world.run(
+                node,
+                &["ip", "route", "add", &format!("10.244.{there}.0/24"), "via", &format!("10.97.0.{there}")],
+            );
+            world.run(
+                node,
+                &["ip", "route", "add", &format!("10.250.{there}.0/24"), "via", &format!("10.98.0.{there}")],
+            );
+            world.run(node, &["ip", "addr", "add", &format!("10.250.{here}.1/24"), "dev", "cni0"]);
+        }
+        for (pod, n) in [("bridge-a", 3), ("bridge-c", 4)] {
+            world.run(pod, &["ip", "addr", "add", &format!("10.250.{n}.9/24"), "dev", "eth0"]);
+            world.run(pod, &["ip", "route", "add", "10.250.0.0/16", "via", &format!("10.250.{n}.1")]);
+        }
+    }
+
+    /// The address of a pod's interface.
+    fn address(&self, pod: &str) -> String {
+        let shown = self.cluster.world.run(pod, &["ip", "-4", "-o", "addr", "show", "eth0"]);
+        let found = shown.lines().next().and_then(|line| line.split("inet ").nth(1)?.split('/').next());
+        found.expect("an address").to_owned()
+    }
+
+    fn ways(&self) -> Vec<Way> {
+        let processes = |names: [&str; 2]| names.map(|name| u64::from(self.cluster.world.pid(name)));
+        let (gateways, go) = (processes(["n1-gateway", "n2-gateway"]), processes(["n3-go", "n4-go"]));
+        let at = |address: &str| format!("{address}:{PORT}");
+        vec![
+            Way::new("one node: links of our own", "a", at(&self.address("b")), &[]),
+            Way::new("one node: bridge", "bridge-a", at(&self.address("bridge-b")), &[]),
+            Way::new("two nodes: gateways, encrypted", "a", at(&self.address("c")), &gateways),
+            Way::new("two nodes: VXLAN, in clear", "bridge-a", at(&self.address("bridge-c")), &[]),
+            Way::new("two nodes: VXLAN in Go Nebula 1.11.0", "bridge-a", at("10.250.4.9"), &go),
+        ]
+    }
+}
