@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::runtime::{Podman, Runtime, only_the_nodes_links_are_left, running, text};
 use crate::world::cluster::{Cluster, LIGHTHOUSE, Node, binary};
+use crate::world::peers::ours;
 use crate::world::run;
 
 /// A node whose only plugin is ours.
@@ -157,4 +158,100 @@ fn the_example_for_one_machine_runs() {
     nothing_is_left(&cluster, &node);
     let version = run(&binary("nebula-cni-plugin").display().to_string(), &[]);
     assert_eq!(version, "", "what it prints for people goes to standard error");
+}
+
+/// A configuration of `nebula` for a host of the network `10.244.0.0/16`.
+fn daemon(cluster: &Cluster, name: &str, role: &str) -> PathBuf {
+    let dir = cluster.world.dir().display().to_string();
+    let any = |who: &str| format!("[{{port: any, proto: any, {who}, local_cidr: any}}]");
+    let config = format!(
+        "pki: {{ca: {dir}/gw-ca.crt, cert: {dir}/gw-{name}.crt, key: {dir}/gw-{name}.key}}
+listen: {{host: 0.0.0.0, port: 4343}}
+{role}
+logging: {{level: info}}
+firewall: {{outbound: {}, inbound: {}}}
+",
+        any("host: any"),
+        any("group: node"),
+    );
+    cluster.world.write(&format!("gw-{name}.yml"), &config)
+}
+
+#[test]
+#[ignore = "needs root, network namespaces, Go's nebula-cert and a release build"]
+fn pods_of_nodes_that_cannot_reach_each_other_do_so_by_a_relay_and_leave_it_when_they_can() {
+    let mut cluster = Cluster::new();
+    let nodes = [1, 2].map(|n| {
+        let mut node = cluster.node(["n1", "n2"][n - 1], "1.0.0");
+        let state = node.conf["plugins"][1]["stateDir"].clone();
+        node.conf["plugins"] = json!([{
+            "type": "nebula-cni-plugin", "primary": true, "stateDir": state, "subnets": [format!("10.244.{n}.0/24")],
+            "reserved": [format!("10.244.{n}.1")], "noMasquerade": ["10.244.0.0/16"],
+        }]);
+        node
+    });
+    let pods = ["a", "b"];
+    for (node, pod) in nodes.iter().zip(pods) {
+        node.add_pods(&mut cluster.world, &[pod]);
+    }
+    let certify = |cluster: &Cluster, name: &str, ip: &str, behind: &str| {
+        let [crt, key] = ["crt", "key"].map(|kind| format!("gw-{name}.{kind}"));
+        let words =
+            ["sign", "-ca-crt", "gw-ca.crt", "-ca-key", "gw-ca.key", "-name", name, "-ip", ip, "-groups", "node"];
+        let behind = if behind.is_empty() { vec![] } else { vec!["-subnets", behind] };
+        cluster.world.certify(&[&words[..], &behind, &["-out-crt", &crt, "-out-key", &key]].concat());
+    };
+    cluster.world.certify(&["ca", "-name", "gw", "-duration", "24h", "-out-crt", "gw-ca.crt", "-out-key", "gw-ca.key"]);
+    certify(&cluster, "relay", "10.244.255.1/16", "");
+    let relay =
+        daemon(&cluster, "relay", "lighthouse: {am_lighthouse: true}\nrelay: {am_relay: true}\ntun: {disabled: true}");
+    cluster.world.start_in("gw-relay", "control", &ours(), &["-config", &relay.display().to_string()]);
+    let at = cluster.world.underlay("control");
+    // What the nodes say to each other is lost.
+    let underlay = ["n1", "n2"].map(|node| cluster.world.underlay(node));
+    for (node, other) in ["n1", "n2"].into_iter().zip([&underlay[1], &underlay[0]]) {
+        let rule = format!(
+            "table ip apart {{\n chain c {{\n type filter hook input priority 0;\n ip saddr {other} drop\n }}\n}}\n"
+        );
+        let file = cluster.world.write(&format!("{node}.nft"), &rule);
+        cluster.world.run(node, &["nft", "-f", &file.display().to_string()]);
+    }
+    for (n, other) in [(1, 2), (2, 1)] {
+        let name = format!("n{n}");
+        certify(&cluster, &name, &format!("10.244.{n}.1/16"), &format!("10.244.{n}.0/24"));
+        let role = format!(
+            "static_host_map: {{10.244.255.1: [\"{at}:4343\"]}}\nlighthouse: {{hosts: [10.244.255.1]}}\nrelay: {{relays: [10.244.255.1]}}\n\
+             tun: {{dev: nebula-node, unsafe_routes: [{{route: 10.244.{other}.0/24, via: 10.244.{other}.1, inside: true}}]}}"
+        );
+        let config = daemon(&cluster, &name, &role).display().to_string();
+        cluster.world.start_in(&format!("gw-{name}"), &name, &ours(), &["-config", &config]);
+    }
+    let within = std::time::Duration::from_secs(30);
+    cluster.world.ping("a", "10.244.2.2", within);
+    cluster.world.ping("b", "10.244.1.2", within);
+    cluster.world.ping("n1", "10.244.2.2", within);
+    // Packets larger than the tunnel's: the pod learns the size.
+    cluster.world.transfer("a", "b", "10.244.2.2".parse().expect("an address"), 1_000_000);
+    // Once they hear each other, they need the relay no longer.
+    let rule =
+        format!("flush table ip apart\ntable ip apart {{\n chain c {{\n ip saddr {} counter\n }}\n}}\n", underlay[1]);
+    let file = cluster.world.write("heard.nft", &rule).display().to_string();
+    cluster.world.run("n1", &["nft", "-f", &file]);
+    cluster.world.run("n2", &["nft", "flush", "table", "ip", "apart"]);
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(90);
+    loop {
+        cluster.world.pings("a", "10.244.2.2", 10, "0.05");
+        let said = cluster.world.run("n1", &["nft", "-j", "list", "table", "ip", "apart"]);
+        let found: Value = serde_json::from_str(&said).expect("JSON");
+        let mut parts = found["nftables"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .flat_map(|item| item["rule"]["expr"].as_array().into_iter().flatten());
+        if parts.any(|part| part["counter"]["packets"].as_u64() > Some(20)) {
+            break;
+        }
+        assert!(std::time::Instant::now() < until, "{said}\n{}", cluster.world.all_logs());
+    }
+    assert_eq!(cluster.world.pings("a", "10.244.2.2", 10, "0.05"), 10);
 }

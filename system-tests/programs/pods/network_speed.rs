@@ -1,6 +1,7 @@
 //! How fast pods without a tunnel of their own reach each other where our plugin makes their network, beside a bridge on one
 //! node, and beside VXLAN between two: in clear, as flannel has it, and inside a tunnel of Go Nebula between the nodes.
-//! `PRIMARY_ROUNDS` (5) and `PRIMARY_SECONDS` (2) say for how long.
+//! `PRIMARY_ROUNDS` (5) and `PRIMARY_SECONDS` (2) say for how long. And how long ADD takes with a certificate, for
+//! `PRIMARY_PODS` (40) pods.
 
 use crate::world;
 
@@ -45,6 +46,37 @@ fn pods_of_our_own_network_are_as_fast_as_on_a_bridge_and_faster_between_nodes_t
     // On a busy machine; the bars for a quiet one are 0.9 and 2.
     assert!(own.speed() > bridge.speed() * 0.7, "{} on our links, {} on a bridge", own.speed(), bridge.speed());
     assert!(gateways.speed() > go.speed() * 1.5, "{} through gateways, {} through Go", gateways.speed(), go.speed());
+}
+
+/// In milliseconds.
+const ADD: f64 = 30.0;
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build; prints figures"]
+fn a_pod_has_its_interface_addresses_and_tunnel_within_thirty_milliseconds() {
+    // As on a node, where /run is in memory.
+    let mut cluster = Cluster::below(Path::new("/dev/shm"));
+    let mut node = cluster.node("n1", "1.0.0");
+    let mut ours = node.conf["plugins"][1].take();
+    ours["primary"] = true.into();
+    ours["subnets"] = json!(["10.244.1.0/24", "fd00:244:1::/64"]);
+    node.conf["plugins"] = json!([ours]);
+    let pods: Vec<String> = (0..number("PRIMARY_PODS", 40)).map(|number| format!("p{number}")).collect();
+    let names: Vec<&str> = pods.iter().map(String::as_str).collect();
+    node.add_pods(&mut cluster.world, &names);
+    node.delete_pods(&cluster.world, &names);
+    let calls = std::fs::read_to_string(node.dir.join("calls.jsonl")).expect("a record of the calls");
+    let calls: Vec<Value> = calls.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let of = |verb: &str| -> Vec<f64> {
+        calls.iter().filter(|call| call["command"] == verb).filter_map(|call| call["ms"].as_f64()).collect()
+    };
+    for verb in ["ADD", "DEL"] {
+        let times = of(verb);
+        println!("{verb} of {}: p50 {:.1} ms, p90 {:.1} ms", times.len(), quantile(&times, 0.5), quantile(&times, 0.9));
+    }
+    let median = quantile(&of("ADD"), 0.5);
+    // A busy machine may be twice as slow.
+    assert!(median <= 2.0 * ADD, "{median} ms");
 }
 
 /// Two nodes whose pods' network is ours, and two with bridges, VXLAN and Go Nebula. On each pair three pods: two on the
