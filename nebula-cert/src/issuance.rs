@@ -105,8 +105,8 @@ pub enum Proof {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         port: Option<NonZeroU16>,
     },
-    /// A pod of the gateways' DaemonSet proves its own identity with its service-account token. It gets the first address
-    /// of its node's pod range, and the range behind it.
+    /// A pod of the gateways' DaemonSet proves its own identity with its service-account token. It gets the first
+    /// address of its node's pod range, and the range behind it.
     Gateway {
         /// The pod's token.
         token: String,

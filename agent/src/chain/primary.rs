@@ -100,9 +100,9 @@ impl Primary {
         self.list["plugins"].as_array().into_iter().flatten().filter_map(|plugin| plugin["type"].as_str())
     }
 
-    /// The same list with our entry last, or first if it makes the network. All else is kept: unknown keys, the name (the primary's state is named after
-    /// it), and the version. A runtime does not tell which versions its CNI library knows, and a newer version than the
-    /// primary's would be passed to plugins that may not know it.
+    /// The same list with our entry last, or first if it makes the network. All else is kept: unknown keys, the name
+    /// (the primary's state is named after it), and the version. A runtime does not tell which versions its CNI
+    /// library knows, and a newer version than the primary's would be passed to plugins that may not know it.
     #[must_use]
     pub(crate) fn with_entry(&self, entry: &Map<String, Value>) -> Vec<u8> {
         let mut list = self.list.clone();

@@ -1,5 +1,5 @@
-//! Chooses the peer that gets a packet: own networks first, then subnet routes. Subnet routes to parts of own networks come
-//! before both.
+//! Chooses the peer that gets a packet: own networks first, then subnet routes. Subnet routes to parts of own
+//! networks come before both.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -171,8 +171,8 @@ impl Routes {
         self.networks.iter().any(|network| network.contains(&address))
     }
 
-    /// Whether the host with this address is a peer itself: the address lies inside the own overlay networks, and not in
-    /// a part of them that is behind another node.
+    /// Whether the host with this address is a peer itself: the address lies inside the own overlay networks, and not
+    /// in a part of them that is behind another node.
     pub(super) fn is_overlay(&self, address: IpAddr) -> bool {
         self.is_in_own_network(address) && !self.is_behind(address)
     }

@@ -1,6 +1,6 @@
-//! Nebula as the only network of a real two-node cluster: no other network plugin is on the nodes. What the chart makes
-//! with `network.primary.enabled` is applied with one command; then every line of the Kubernetes network model is tried,
-//! with counters on the wire between the nodes, and again after a node has rebooted, left and joined.
+//! Nebula as the only network of a real two-node cluster: no other network plugin is on the nodes. What the chart
+//! makes with `network.primary.enabled` is applied with one command; then every line of the Kubernetes network model
+//! is tried, with counters on the wire between the nodes, and again after a node has rebooted, left and joined.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 

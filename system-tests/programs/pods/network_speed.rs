@@ -1,7 +1,7 @@
-//! How fast pods without a tunnel of their own reach each other where our plugin makes their network, beside a bridge on one
-//! node, and beside VXLAN between two: in clear, as flannel has it, and inside a tunnel of Go Nebula between the nodes.
-//! `PRIMARY_ROUNDS` (5) and `PRIMARY_SECONDS` (2) say for how long. And how long ADD takes with a certificate, for
-//! `PRIMARY_PODS` (40) pods.
+//! How fast pods without a tunnel of their own reach each other where our plugin makes their network, beside a bridge
+//! on one node, and beside VXLAN between two: in clear, as flannel has it, and inside a tunnel of Go Nebula between
+//! the nodes. `PRIMARY_ROUNDS` (5) and `PRIMARY_SECONDS` (2) say for how long. And how long ADD takes with a
+//! certificate, for `PRIMARY_PODS` (40) pods.
 
 use crate::world;
 
@@ -79,8 +79,8 @@ fn a_pod_has_its_interface_addresses_and_tunnel_within_thirty_milliseconds() {
     assert!(median <= 2.0 * ADD, "{median} ms");
 }
 
-/// Two nodes whose pods' network is ours, and two with bridges, VXLAN and Go Nebula. On each pair three pods: two on the
-/// first node, one on the second.
+/// Two nodes whose pods' network is ours, and two with bridges, VXLAN and Go Nebula. On each pair three pods: two on
+/// the first node, one on the second.
 struct Town {
     cluster: Cluster,
     nodes: [Node; 4],
@@ -175,7 +175,8 @@ firewall: {{outbound: {}, inbound: {}}}
         }
     }
 
-    /// As flannel makes it, once over the nodes' network and once over Go's device. Each leads to one address of the pod.
+    /// As flannel makes it, once over the nodes' network and once over Go's device. Each leads to one address of the
+    /// pod.
     fn make_vxlan(&self) {
         let world = &self.cluster.world;
         let underlay = GO.map(|(node, _)| world.underlay(node));
