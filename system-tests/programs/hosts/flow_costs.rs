@@ -1,5 +1,5 @@
-//! What flow records cost a tunnel, turn by turn with and without them: speed and processor time of two daemons, and the
-//! memory of instances whose rings are full.
+//! What flow records cost a tunnel, turn by turn with and without them: speed and processor time of two daemons, and
+//! the memory of instances whose rings are full.
 //!
 //! `FLOW_ROUNDS` (5) rounds of `FLOW_COST_SECONDS` (4) each way measure the speed; bars are asserted with programs of a
 //! release build. That of the speed may be exceeded `COST_SLACK` (2) times.
