@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use nebula_cni_contract::agent_api::TrustedCa;
 use tokio::sync::watch;
 
 use crate::config::Config;
@@ -20,6 +21,8 @@ pub struct Node {
     pub retirement: Retirement,
     /// Pods whose network policies nothing enforces.
     pub unenforced: Unenforced,
+    /// The CAs that the network trusts, as the CA said last.
+    pub cas: watch::Sender<Vec<TrustedCa>>,
 }
 
 impl Node {
@@ -28,7 +31,7 @@ impl Node {
     pub fn new(config: Config) -> Self {
         let retirement = Retirement::new(config.host_root.clone());
         let (readiness, unenforced) = (Readiness::default(), Unenforced::default());
-        Self { config: Arc::new(config), readiness, retirement, unenforced }
+        Self { config: Arc::new(config), readiness, retirement, unenforced, cas: watch::Sender::default() }
     }
 }
 

@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use nebula_cert::{visible, visible_json};
+use nebula_cert::{json_line, visible};
 use nebula_cni_contract::agent_api::{PodState, change_texts};
 use nebula_cni_contract::instance_status::{self, Status};
 use nebula_cni_plugin::attachment::record::{self, Found, Record};
@@ -132,7 +132,7 @@ pub fn table(pods: &[PodState], now: i64) -> String {
 /// Returns an error if there is no such pod, or its instance does not answer.
 pub fn document(pods: &[PodState], name: &str) -> Result<String, PodStatusError> {
     // A value that was parsed can be printed.
-    answering(pods, name).map(|pod| format!("{}\n", visible_json(&format!("{:#}", pod.status))))
+    answering(pods, name).map(|pod| json_line(format!("{:#}", pod.status)))
 }
 
 /// How one pod stands, and what network policies said about its flows.

@@ -3,7 +3,7 @@
 
 use std::io::{self, IsTerminal, Write};
 
-use nebula_cert::{is_visible, visible, visible_json};
+use nebula_cert::{is_visible, json_line, visible, visible_json};
 use nebula_cni_contract::agent_api::change_texts;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -70,7 +70,7 @@ impl<'a> Printer<'a> {
                     let text = if is_fine { text } else { visible_json(&format!("{value:#}\n")).into_owned() };
                     format!("---\n{text}")
                 }
-                _ => format!("{}\n", visible_json(&serde_json::to_string(document).map_err(form)?)),
+                _ => json_line(serde_json::to_string(document).map_err(form)?),
             };
             self.out.write_all(text.as_bytes())?;
         }

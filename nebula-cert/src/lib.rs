@@ -114,4 +114,4 @@ pub use sign::Template;
 pub use signer::Signer;
 pub use signing_key::SigningKey;
 pub use timestamp::{civil_date, rfc3339};
-pub use visible::{VisibleLines, is_visible, visible, visible_json};
+pub use visible::{VisibleLines, is_visible, json_line, visible, visible_json};

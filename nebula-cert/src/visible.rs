@@ -34,7 +34,8 @@ pub fn visible(text: &str) -> Cow<'_, str> {
 #[must_use]
 pub fn visible_json(text: &str) -> Cow<'_, str> {
     let is_fine = |c: char| c.is_ascii_whitespace() || is_visible(c);
-    if text.chars().all(is_fine) {
+    let is_plain = || text.bytes().all(|byte| matches!(byte, b' '..=b'~'));
+    if is_plain() || text.chars().all(is_fine) {
         return Cow::Borrowed(text);
     }
     let mut shown = String::with_capacity(text.len() + 64);
@@ -49,6 +50,16 @@ pub fn visible_json(text: &str) -> Cow<'_, str> {
         }
     }
     Cow::Owned(shown)
+}
+
+/// The text of a JSON document as a line for a program, which may show it on a terminal: see [`visible_json`].
+#[must_use]
+pub fn json_line(mut text: String) -> String {
+    if let Cow::Owned(shown) = visible_json(&text) {
+        text = shown;
+    }
+    text.push('\n');
+    text
 }
 
 /// A writer for logs: what is written at once is one line, and visible. Only its last line feed stays one.
@@ -138,6 +149,7 @@ mod tests {
                 let shown = visible_json(&json);
                 prop_assert!(shown.chars().all(|c| c == '\n' || is_visible(c)));
                 prop_assert_eq!(serde_json::from_str::<serde_json::Value>(&shown).unwrap(), document.clone());
+                prop_assert_eq!(json_line(json.clone()), format!("{shown}\n"));
             }
         }
     }

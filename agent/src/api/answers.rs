@@ -29,6 +29,7 @@ pub(super) fn status(api: &Api) -> NodeStatus {
         is_ready: verdict(&standings).is_ok(),
         parts: parts(&standings),
         first_to_expire: certificates.min_by_key(|certificate| certificate.not_after),
+        cas: api.node.cas.borrow().clone(),
         pods: counts(pods.iter().map(|(stand, _)| stand)),
         upgrade: upgrade(api),
     }

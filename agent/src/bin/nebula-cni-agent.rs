@@ -31,7 +31,7 @@ use nebula_agent::runtime::loaded::Directories;
 use nebula_agent::uninstall::{self, Attached, Left};
 use nebula_agent::why::command as why;
 use nebula_agent::{on_host, pod_status, process, status};
-use nebula_cert::{VisibleLines, visible, visible_json};
+use nebula_cert::{VisibleLines, json_line, visible};
 use nebula_cni_contract::agent_api::change_texts;
 use nebula_cni_contract::clock::{Clock, SystemClock};
 use nebula_cni_contract::policy_test::{Destination, End};
@@ -306,7 +306,7 @@ fn status(options: &Status) -> Result<ExitCode, Box<dyn Error>> {
     }
     let standings = status::ask(config.listen)?;
     let text = match options.json {
-        true => visible_json(&serde_json::to_string_pretty(&standings)?).into_owned() + "\n",
+        true => json_line(serde_json::to_string_pretty(&standings)?),
         false => status::table(&standings),
     };
     io::stdout().write_all(text.as_bytes())?;
@@ -318,7 +318,7 @@ fn pods(options: &Pods) -> Result<ExitCode, Box<dyn Error>> {
     let pods = pod_status::of_node(&config.host_root, Path::new(STATE_DIR))?;
     let text = match (&options.pod, options.json) {
         (Some(name), _) => pod_status::document(&pods, name)?,
-        (None, true) => visible_json(&serde_json::to_string_pretty(&pods)?).into_owned() + "\n",
+        (None, true) => json_line(serde_json::to_string_pretty(&pods)?),
         (None, false) => pod_status::table(&pods, SystemClock.unix_seconds()),
     };
     io::stdout().write_all(text.as_bytes())?;
@@ -357,7 +357,7 @@ fn policy_test(options: &PolicyTest) -> Result<ExitCode, Box<dyn Error>> {
     let answer = asked::answer(&config.host_root, source, destination, to.protocol, to.port)?;
     let code = answer.outcome().code();
     let text = match options.json {
-        true => visible_json(&serde_json::to_string_pretty(&answer.without_sentences())?).into_owned() + "\n",
+        true => json_line(serde_json::to_string_pretty(&answer.without_sentences())?),
         false => change_texts(&answer, &mut |text| visible(text).into_owned())?.text(&from, &to.end),
     };
     io::stdout().write_all(text.as_bytes())?;
@@ -383,7 +383,7 @@ fn policy_suggest(options: &PolicySuggest) -> Result<ExitCode, Box<dyn Error>> {
     let now = u64::try_from(SystemClock.unix_seconds()).unwrap_or_default();
     let suggestion = Suggestion::of(&seen, since.map_or(0, |since| now.saturating_sub(since)));
     let text = match options.json {
-        true => visible_json(&format!("{:#}", suggestion.document(&seen))).into_owned() + "\n",
+        true => json_line(format!("{:#}", suggestion.document(&seen))),
         false => suggestion.text(&seen),
     };
     io::stdout().write_all(text.as_bytes())?;
@@ -396,7 +396,7 @@ fn upgrade_status(config: &Config, json: bool) -> Result<ExitCode, Box<dyn Error
     let text = match json {
         true => {
             let document = upgrade_command::document(&state, config.upgrade, now);
-            visible_json(&serde_json::to_string_pretty(&document)?).into_owned() + "\n"
+            json_line(serde_json::to_string_pretty(&document)?)
         }
         false => upgrade_command::table(&state, config.upgrade, now),
     };

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::Method;
-use nebula_cert::client;
-use nebula_cert::issuance::{Lighthouses, MAX_REPLY, TRUST_PATH, Trust};
+use nebula_cert::issuance::{MAX_REPLY, TRUST_PATH, Trust};
+use nebula_cert::{Certificate, client};
+use nebula_cni_contract::agent_api::TrustedCa;
 use nebula_cni_contract::launch::request_url;
 use serde_json::Value;
 use tokio::sync::watch;
@@ -108,20 +109,19 @@ impl Target {
         Err(CaError::NotReady { url: self.url.clone(), answer })
     }
 
-    /// Where the CA says the lighthouses are. Blocks.
+    /// Which CAs the CA says are trusted, and where the lighthouses are. Blocks.
     ///
     /// # Errors
     /// Returns why it does not say.
-    pub fn lighthouses(&self, roots: &Path) -> Result<Lighthouses, CaError> {
+    pub fn trust(&self, roots: &Path) -> Result<Trust, CaError> {
         let agent = self.agent(roots)?;
         let unreachable = |source| CaError::Unreachable { url: self.url.clone(), source: Box::new(source) };
         let mut answer = agent.get(self.request_url(TRUST_PATH)).call().map_err(unreachable)?;
         let body = answer.body_mut().with_config().limit(MAX_REPLY as u64).read_to_vec().map_err(unreachable)?;
-        let trust = serde_json::from_slice::<Trust>(&body).map_err(|error| CaError::NotReady {
+        serde_json::from_slice(&body).map_err(|error| CaError::NotReady {
             url: self.url.clone(),
             answer: format!("{} and no trust: {error}", answer.status().as_u16()),
-        })?;
-        Ok(trust.lighthouses)
+        })
     }
 
     /// The URL of a request for `path`.
@@ -139,6 +139,19 @@ impl Target {
         let config = config.timeout_global(Some(PROBE_TIMEOUT)).build();
         Ok(client::agent(config, self.server_name.is_some().then_some(&self.url)))
     }
+}
+
+/// The CAs of a PEM bundle, the first to expire above. Those that cannot be read are left out.
+pub(crate) fn trusted(bundle: &str) -> Vec<TrustedCa> {
+    let (certificates, _) = Certificate::readable_from_pem(bundle.as_bytes());
+    let ca = |certificate: &Certificate| TrustedCa {
+        name: certificate.name().to_owned(),
+        fingerprint: certificate.fingerprint().to_string(),
+        not_after: certificate.not_after(),
+    };
+    let mut cas: Vec<_> = certificates.iter().take(MOST_CAS).map(ca).collect();
+    cas.sort_by_key(|ca| ca.not_after);
+    cas
 }
 
 /// Learns the CA's address: at once if it is configured, else from the Service, again and again in case it is replaced.
@@ -268,9 +281,13 @@ const STILL_GOOD: Duration = Duration::from_secs(5 * 60);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_ANSWER: u64 = 4 << 10;
 const MAX_ROOTS: u64 = 256 << 10;
+/// More are not shown.
+const MOST_CAS: usize = 100;
 
 #[cfg(test)]
 mod tests {
+    use nebula_cert::{Curve, SigningKey, Template};
+
     use super::*;
 
     fn service(address: &str) -> Value {
@@ -286,6 +303,21 @@ mod tests {
         for headless in ["None", ""] {
             assert!(Target::of_service(&service(headless), "a", "b", 1).is_err());
         }
+    }
+
+    #[test]
+    fn the_ca_that_expires_first_is_above_and_what_cannot_be_read_is_left_out() {
+        let ca = |name: &str, not_after| {
+            let key = SigningKey::generate(Curve::Curve25519).unwrap();
+            Template::new(name, 0..=not_after).self_sign(&key).unwrap()
+        };
+        let (old, new) = (ca("old", 1_000), ca("new", 2_000));
+        let broken = "-----BEGIN NEBULA CERTIFICATE V2-----\nAAAA\n-----END NEBULA CERTIFICATE V2-----\n";
+        let cas = trusted(&[&new.to_pem(), broken, &old.to_pem()].concat());
+        let shown: Vec<_> = cas.iter().map(|ca| (ca.name.as_str(), ca.not_after)).collect();
+        assert_eq!(shown, [("old", 1_000), ("new", 2_000)]);
+        assert_eq!(cas[0].fingerprint, old.fingerprint().to_string());
+        assert_eq!(trusted("no PEM"), []);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use nebula_cert::{visible, visible_json};
+use nebula_cert::{json_line, visible};
 use nebula_cni_contract::clock::{Clock, SystemClock};
 use nebula_cni_contract::flow_records::{self, Filter, FlowRecord};
 
@@ -186,18 +186,13 @@ fn notes(answer: &Answer) -> Vec<String> {
 }
 
 fn json_lines(records: &[FlowRecord]) -> String {
-    records.iter().map(json_line).collect()
+    records.iter().map(line).collect()
 }
 
-/// For a program, which may show it on a terminal.
-pub(super) fn json_line(record: &FlowRecord) -> String {
+/// A record as a line of JSON.
+pub(super) fn line(record: &FlowRecord) -> String {
     // Numbers and texts are all that there is in it.
-    let mut line = serde_json::to_string(record).unwrap_or_default();
-    if !line.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
-        line = visible_json(&line).into_owned();
-    }
-    line.push('\n');
-    line
+    json_line(serde_json::to_string(record).unwrap_or_default())
 }
 
 /// For people. Names of others cannot leave their cells.

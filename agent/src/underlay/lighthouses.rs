@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 
 use super::probe::ask;
 use super::{MAX_ENDPOINTS, RETRY, SILENT_ROUNDS, TEST_EVERY};
-use crate::ca::Target;
+use crate::ca::{Target, trusted};
 use crate::config::TLS_CA_FILE;
 use crate::node::Node;
 use crate::readiness::{Part, Standing};
@@ -30,9 +30,14 @@ pub(crate) async fn watch(node: &Node, mut target: watch::Receiver<Option<Target
             continue;
         };
         let path = roots.clone();
-        match tokio::task::spawn_blocking(move || now.lighthouses(&path)).await {
-            Ok(Ok(named)) => known = Some(named.into_values().flatten().take(MAX_ENDPOINTS).collect()),
-            Ok(Err(error)) => tracing::debug!(%error, "the CA does not say where the lighthouses are"),
+        match tokio::task::spawn_blocking(move || now.trust(&path)).await {
+            Ok(Ok(trust)) => {
+                node.cas.send_replace(trusted(&trust.ca));
+                known = Some(trust.lighthouses.into_values().flatten().take(MAX_ENDPOINTS).collect());
+            }
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "the CA does not say whom to trust and where the lighthouses are")
+            }
             Err(_) => {}
         }
         let Some(endpoints) = &known else {

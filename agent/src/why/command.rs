@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use nebula_cert::{visible, visible_json};
+use nebula_cert::{json_line, visible};
 use nebula_cni_contract::why::{Document, Facts, Question};
 
 use super::WhyError;
@@ -73,7 +73,7 @@ impl Options {
         };
         let text = if self.json {
             let document = serde_json::to_string(&Document { facts, report }).map_err(io::Error::from);
-            format!("{}\n", visible_json(&document.map_err(WhyError::Print)?))
+            json_line(document.map_err(WhyError::Print)?)
         } else {
             report.text().lines().map(|line| format!("{}\n", visible(line))).collect()
         };

@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use nebula_cni_contract::agent_api::{
-    AUDIENCE, Finding, Findings, FlowLine, Lacking, NodeStatus, PodStates, Refused, TOKEN_HEADER, on_node,
+    AUDIENCE, Finding, Findings, FlowLine, Lacking, NodeStatus, PodStates, Refused, TOKEN_HEADER, TrustedCa, on_node,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -80,8 +80,11 @@ async fn without_a_token_for_agents_nothing_is_answered() {
         }
     }
     assert_eq!(ask(site.address, "POST", "/v1/upgrade/pause", Some(&other)).await.0, 401);
+    let cas = vec![TrustedCa { name: "corp".to_owned(), fingerprint: "ab".repeat(32), not_after: 7 }];
+    site.node.cas.send_replace(cas.clone());
     let (status, body) = ask(site.address, "GET", "/v1/status", Some(&good)).await;
     let node: NodeStatus = serde_json::from_str(&body).unwrap();
+    assert_eq!(node.cas, cas);
     assert_eq!((status, node.node.as_str(), node.pods.protected, node.pods.unprotected), (200, "n1", 1, 1));
     assert_eq!(node.first_to_expire.unwrap().pod, "shop/web");
     assert!(node.parts.len() > 10 && !node.is_ready, "nothing is looked at in this test");

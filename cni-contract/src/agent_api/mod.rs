@@ -21,7 +21,7 @@ use serde_json::Value;
 
 pub use findings::{Finding, Findings, Severity};
 pub use flows::{FlowLine, FlowsState, MAX_LINE};
-pub use node::{ExpiringCertificate, NodeStatus, PartState, PodCounts, parts_table};
+pub use node::{ExpiringCertificate, NodeStatus, PartState, PodCounts, TrustedCa, parts_table};
 pub use placed::AgentPod;
 pub use pods::{PodState, PodStates, largest_unit};
 pub use policies::{PolicySeen, PolicyTested};

@@ -24,6 +24,9 @@ pub struct NodeStatus {
     /// The certificate of a pod that expires first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_to_expire: Option<ExpiringCertificate>,
+    /// The CAs that the network trusts, as the CA service said last, the first to expire above.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub cas: Vec<TrustedCa>,
     /// How far an upgrade of the instances is.
     pub upgrade: UpgradeState,
 }
@@ -57,6 +60,18 @@ pub struct PodCounts {
     pub closed: usize,
     /// Nobody can tell whether they are enrolled.
     pub undecided: usize,
+}
+
+/// A CA that the network trusts.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TrustedCa {
+    /// The name in its certificate.
+    pub name: String,
+    /// Of its certificate, in hexadecimal.
+    pub fingerprint: String,
+    /// When it expires, in seconds since 1970.
+    pub not_after: i64,
 }
 
 /// When the certificate of a pod expires.

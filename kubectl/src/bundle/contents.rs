@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use nebula_cert::{visible, visible_json};
+use nebula_cert::{json_line, visible};
 use nebula_cni_contract::clock::{Clock, SystemClock};
 use serde::Serialize;
 use serde_json::Value;
@@ -52,7 +52,7 @@ impl Contents {
         let mut text = String::new();
         for (number, document) in documents.iter().enumerate() {
             match serde_json::to_value(document) {
-                Ok(value) => text += &format!("{}\n", visible_json(&scrub_value(value).to_string())),
+                Ok(value) => text += &json_line(scrub_value(value).to_string()),
                 Err(error) => self.missing(name, &error.to_string()),
             }
             if text.len() > MOST_OF_FILE {

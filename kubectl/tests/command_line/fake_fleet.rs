@@ -9,8 +9,8 @@ use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use nebula_cni_contract::agent_api::{
-    ExpiringCertificate, FailedUpgrade, FlowLine, FlowsState, NodeStatus, PartState, PodCounts, UpgradePause,
-    UpgradeState,
+    ExpiringCertificate, FailedUpgrade, FlowLine, FlowsState, NodeStatus, PartState, PodCounts, TrustedCa,
+    UpgradePause, UpgradeState,
 };
 use nebula_cni_contract::flow_records::{Amount, FlowEnd, FlowRecord, PolicyDecision};
 use serde_json::{Value, json};
@@ -114,6 +114,11 @@ fn status(node: u64) -> NodeStatus {
             not_before: i64::try_from(now_ms() / 1000).unwrap() - 3600,
             not_after: i64::try_from(now_ms() / 1000).unwrap() + left,
         }),
+        cas: vec![TrustedCa {
+            name: format!("corp {HOSTILE}"),
+            fingerprint: "cd".repeat(32),
+            not_after: i64::try_from(now_ms() / 1000).unwrap() + 20 * 86_400 + 60,
+        }],
         upgrade: UpgradeState {
             stage: if node == 6 {
                 "paused"

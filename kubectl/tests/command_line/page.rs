@@ -102,6 +102,7 @@ async fn a_browser_shows_the_cluster() {
         names_are_texts(&mut browser);
         search(&mut browser);
         by_keyboard(&mut browser);
+        the_ca_and_its_end_are_shown(&mut browser);
         tables_have_heads(&mut browser);
         pictures_and_widths(&mut browser, &pictures);
         many_readers_ask_agents_no_more(&mut browser, &serving, &fleet, began);
@@ -206,6 +207,15 @@ fn by_keyboard(browser: &mut Browser) {
     }
     assert!(stops > 20, "only {stops} stops");
     assert_eq!(browser.value("document.querySelectorAll('[tabindex]:not([tabindex=\"-1\"])').length"), 0);
+}
+
+/// One CA that all nodes trust, and the month in which it should be replaced has begun.
+fn the_ca_and_its_end_are_shown(browser: &mut Browser) {
+    open(browser, "expiry");
+    let row =
+        browser.value("[...document.querySelectorAll('#cas-table tbody tr')].map((row) => row.innerText).join('|')");
+    let row = row.as_str().unwrap();
+    assert!(row.contains("! in 20 d") && row.contains("cdcdcdcdcdcd") && !row.contains('|'), "{row}");
 }
 
 fn tables_have_heads(browser: &mut Browser) {

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use world::chaos::number;
-use world::cluster::{answer_at, binary};
-use world::cost::{cpu_ticks, memory_kib, quantile};
+use world::cluster::answer_at;
+use world::cost::{cpu_ticks, is_release, memory_kib, quantile, slack};
 use world::cri_session::CriSession;
 
 const RESIDENT_KIB: f64 = 15.0 * 1024.0;
@@ -120,14 +120,6 @@ fn add_and_delete(p: &Prepared, pods: &[String]) -> Vec<f64> {
     let calls = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
     let ours = calls.filter(|call| call["command"] == json!("ADD") && call["type"] == json!("nebula-cni-plugin"));
     ours.filter_map(|call| call["ms"].as_f64()).collect()
-}
-
-fn slack() -> f64 {
-    number("COST_SLACK", 2) as f64
-}
-
-fn is_release() -> bool {
-    binary("nebula-cni-agent").parent().is_some_and(|dir| dir.ends_with("release"))
 }
 
 /// A file system in memory, unmounted on drop.

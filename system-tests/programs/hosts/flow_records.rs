@@ -18,12 +18,12 @@ const SOON: Duration = Duration::from_secs(20);
 const TOLD: Duration = Duration::from_secs(3);
 const BYTES: usize = 20_000_000;
 
-fn overlay(host: &str) -> String {
+pub(super) fn overlay(host: &str) -> String {
     let number = if host == "a" { 1 } else { 2 };
     format!("10.79.0.{number}")
 }
 
-fn start(world: &mut World, host: &str, known: &str, inbound: &str) {
+pub(super) fn start(world: &mut World, host: &str, known: &str, inbound: &str) {
     let dir = world.dir().display().to_string();
     let text = format!(
         "pki: {{ca: {dir}/ca.crt, cert: {dir}/{host}.crt, key: {dir}/{host}.key}}\nstatic_host_map: {{{known}}}\n\
@@ -35,7 +35,7 @@ fn start(world: &mut World, host: &str, known: &str, inbound: &str) {
     world.start(host, &ours(), &["-config", &config]);
 }
 
-fn ctl(world: &World, host: &str, words: &[&str]) -> String {
+pub(super) fn ctl(world: &World, host: &str, words: &[&str]) -> String {
     let (program, socket) = (ours().display().to_string(), format!("{}/{host}.sock", world.dir().display()));
     world.run(host, &[&[program.as_str(), "ctl", "--socket", &socket], words].concat())
 }

@@ -1,5 +1,8 @@
 //! What processes cost, from /proc.
 
+use std::path::Path;
+
+use super::chaos::number;
 use super::cluster::alive;
 
 /// Sum of one kind of memory in KiB; private memory is freed when the process ends.
@@ -32,4 +35,15 @@ pub fn quantile(values: &[f64], part: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted[((sorted.len() - 1) as f64 * part).round() as usize]
+}
+
+/// How many times its bar a time may be (`COST_SLACK`, 2): on an idle machine a factor of 1 should be enough, but this
+/// one may be shared.
+pub fn slack() -> f64 {
+    number("COST_SLACK", 2) as f64
+}
+
+/// Whether the programs are those of a release build, which bars are for.
+pub fn is_release() -> bool {
+    std::env::var_os("NEBULA_BIN_DIR").is_some_and(|dir| Path::new(&dir).ends_with("release"))
 }

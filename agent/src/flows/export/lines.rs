@@ -6,7 +6,7 @@ use nebula_cni_contract::flow_records::FlowRecord;
 use nebula_linux::line_file::LineFile;
 
 use super::{SendError, Sent, Sink};
-use crate::flows::command::json_line;
+use crate::flows::command::line;
 
 /// Appends to a file, which becomes `NAME.1` when it has half of what both may have.
 pub(super) struct Lines {
@@ -26,7 +26,7 @@ impl Sink for Lines {
     }
 
     fn send(&mut self, records: &[FlowRecord]) -> Result<Sent, SendError> {
-        self.file.append(records.iter().map(json_line)).map(|()| Sent::default()).map_err(SendError::File)
+        self.file.append(records.iter().map(line)).map(|()| Sent::default()).map_err(SendError::File)
     }
 }
 

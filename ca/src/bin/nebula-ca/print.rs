@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use anyhow::Context;
-use nebula_cert::{visible, visible_json};
+use nebula_cert::{json_line, visible};
 
 pub(super) fn join<T: ToString>(items: &[T]) -> String {
     if items.is_empty() { "-".to_owned() } else { items.iter().map(T::to_string).collect::<Vec<_>>().join(",") }
@@ -30,7 +30,7 @@ pub(super) fn say(line: &str) -> anyhow::Result<()> {
 }
 
 pub(super) fn print_json(document: &serde_json::Value) -> anyhow::Result<()> {
-    print(&format!("{}\n", visible_json(&format!("{document:#}"))))
+    print(&json_line(format!("{document:#}")))
 }
 
 /// Writes to standard output; a closed pipe is an error like any other.

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use nebula_cert::json_line;
 use nebula_cert::listener::{Place, Places, Source};
-use nebula_cert::visible_json;
 use nebula_config::{ControlPath, Whois};
 use nebula_linux::{errno, memory};
 use nix::sys::stat::{Mode, umask};
@@ -230,7 +230,7 @@ fn converse(
         Ok(result) => json!({ "result": result }),
         Err(refusal) => json!({ "error": refusal.visible() }),
     };
-    write_line(stream, &format!("{}\n", visible_json(&document.to_string())))
+    write_line(stream, &json_line(document.to_string()))
 }
 
 fn read_line(stream: &UnixStream) -> io::Result<Vec<u8>> {

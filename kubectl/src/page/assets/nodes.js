@@ -30,6 +30,21 @@ export function expiring(answer) {
   return all.sort((a, b) => a.left - b.left);
 }
 
+/** The CAs that the network trusts, with the nodes that know them. A successor should be there a month before the end. */
+function trustedCas(answer) {
+  const cas = new Map();
+  for (const { node, status } of answer.nodes) {
+    for (const { name: title, fingerprint, not_after: notAfter } of status?.cas ?? []) {
+      const left = notAfter - answer.now_ms / 1000;
+      const isLate = left < 30 * 86400;
+      const known = cas.get(fingerprint) ?? { title, fingerprint, notAfter, left, isLate, nodes: [] };
+      cas.set(fingerprint, known);
+      known.nodes.push(node);
+    }
+  }
+  return [...cas.values()].sort((a, b) => a.left - b.left);
+}
+
 const expires = ({ left, isLate }) => {
   if (left <= 0) return el("strong", { class: "bad" }, "✗ expired");
   return isLate ? el("strong", { class: "late" }, `! in ${span(left)}`) : `in ${span(left)}`;
@@ -122,9 +137,23 @@ function parts({ status, error }) {
 export class Expiry {
   #ask;
   #table;
+  #cas;
 
   constructor(ask) {
     this.#ask = ask;
+    this.#cas = new Table(document.getElementById("cas-table"), {
+      caption: "CAs that the network trusts",
+      key: (row) => row.fingerprint,
+      empty: "No agent knows them: it asks the CA for them, and agents of earlier releases do not.",
+      rowClass: (row) => (row.left <= 0 || row.isLate ? "late" : ""),
+      columns: [
+        { title: "Expires", value: (row) => row.left, cell: expires },
+        { title: "CA", value: (row) => row.title, cell: (row) => name(row.title) },
+        { title: "Fingerprint", value: (row) => row.fingerprint, cell: (row) => name(row.fingerprint.slice(0, 12)) },
+        { title: "Valid until", value: (row) => row.notAfter, cell: (row) => stamp(row.notAfter) },
+        { title: "Nodes", isNumber: true, value: (row) => row.nodes.length, cell: (row) => number(row.nodes.length) },
+      ],
+    });
     this.#table = new Table(document.getElementById("expiry-table"), {
       caption: "The first certificate to expire of each node",
       key: (row) => row.node,
@@ -142,7 +171,9 @@ export class Expiry {
   open() {}
 
   async refresh(signal) {
-    this.#table.show(expiring(await this.#ask("nodes", {}, signal)));
+    const answer = await this.#ask("nodes", {}, signal);
+    this.#cas.show(trustedCas(answer));
+    this.#table.show(expiring(answer));
     return [];
   }
 }

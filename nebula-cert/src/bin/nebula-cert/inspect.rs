@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use nebula_cert::{Certificate, GoDuration, rfc3339, visible_json};
+use nebula_cert::{Certificate, GoDuration, json_line, rfc3339};
 use serde_json::json;
 
 use crate::arguments::boolean;
@@ -98,7 +98,7 @@ fn json_of(found: &[(String, Certificate)], now: i64) -> String {
             "valid": !certificate.is_expired(now),
         })
     });
-    format!("{}\n", visible_json(&objects.collect::<serde_json::Value>().to_string()))
+    json_line(objects.collect::<serde_json::Value>().to_string())
 }
 
 fn table_of(found: &[(String, Certificate)], now: i64) -> String {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use nebula_cert::visible_json;
+use nebula_cert::json_line;
 use nebula_cni_contract::flow_records::{FlowRecord, FlowRecords};
 use nebula_linux::clock::since_epoch;
 use nebula_linux::line_file::{LineFile, before};
@@ -112,11 +112,9 @@ fn first_time(path: &Path) -> io::Result<Option<u64>> {
     Ok(serde_json::from_str::<FlowRecord>(&line).ok().map(|record| record.last_ms))
 }
 
-/// For a program, which may show it on a terminal.
 fn line(record: &FlowRecord) -> String {
     // Numbers and texts are all that there is in it.
-    let text = serde_json::to_string(record).unwrap_or_default();
-    visible_json(&text).into_owned() + "\n"
+    json_line(serde_json::to_string(record).unwrap_or_default())
 }
 
 fn note(text: &str) {

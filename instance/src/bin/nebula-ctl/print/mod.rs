@@ -7,7 +7,7 @@ mod tests;
 mod trace;
 mod tunnel;
 
-use nebula_cert::{visible, visible_json};
+use nebula_cert::{json_line, visible};
 use nebula_cni_contract::columns::{bytes, columns as table, optional, or_dash, span};
 use nebula_instance::host::documents::{Certificate, Certificates, Identity, Upgraded};
 use serde_json::Value;
@@ -31,13 +31,13 @@ pub(crate) fn visible_values(answer: &Value) -> Value {
 
 /// The document for a program, which may show it on a terminal.
 pub(crate) fn json(document: &Value) -> String {
-    format!("{}\n", visible_json(&format!("{document:#}")))
+    json_line(format!("{document:#}"))
 }
 
 /// The records of an answer for a program, one a line.
 pub(crate) fn json_lines(document: &Value) -> String {
     let records = document["records"].as_array().into_iter().flatten();
-    records.map(|record| format!("{}\n", visible_json(&record.to_string()))).collect()
+    records.map(|record| json_line(record.to_string())).collect()
 }
 
 /// Formats an answer, line by line. `answer` and `findings` are visible.
