@@ -109,12 +109,15 @@ fn all_but(pod: Pod, ports: &[PortMatch]) -> Rule {
 /// Whether a question is answered by TCP, UDP and ICMP.
 fn answers(town: &Town, from: &str, target: SocketAddr) -> [bool; 3] {
     let namespace = || town.world().namespace_of(from);
-    let ping = ["ping", "-n", "-q", "-c", "1", "-W", "1", &target.ip().to_string()];
-    [
-        traffic::converse(namespace(), PUBLIC, target).is_ok(),
-        traffic::exchange_once(namespace(), PUBLIC, target).is_ok(),
-        town.world().exec(from, &ping).status.success(),
-    ]
+    let address = target.ip().to_string();
+    // What is refused is waited for: all at the same time.
+    thread::scope(|scope| {
+        let tcp = scope.spawn(|| traffic::converse(namespace(), PUBLIC, target).is_ok());
+        let udp = scope.spawn(|| traffic::exchange_once(namespace(), PUBLIC, target).is_ok());
+        let ping = ["ping", "-n", "-q", "-c", "1", "-W", "1", &address];
+        let echo = scope.spawn(move || town.world().exec(from, &ping).status.success());
+        [tcp, udp, echo].map(|asked| asked.join().expect("it ends"))
+    })
 }
 
 const ALL: [bool; 3] = [true; 3];
@@ -124,15 +127,18 @@ const UDP: [bool; 3] = [false, true, false];
 
 /// What `web` answers and is answered, by its node and by pods without a certificate, in both families.
 fn expect(town: &Town, what: &str, from: [(Pod, [bool; 3]); 2], to: [(Pod, [bool; 3]); 2]) {
-    for family in FAMILIES {
-        for (pod, expected) in from {
-            assert_eq!(answers(town, pod.name, WEB.at(family)), expected, "{what}: {} -> web, {family:?}", pod.name);
+    thread::scope(|scope| {
+        for family in FAMILIES {
+            let inwards = from.map(|(pod, expected)| (pod.name, "web", WEB.at(family), expected));
+            let outwards = to.map(|(pod, expected)| ("web", pod.name, pod.at(family), expected));
+            let probe = ("n1", "web, as the kubelet does", WEB.at(family), ALL);
+            for (asker, asked, target, expected) in inwards.into_iter().chain(outwards).chain([probe]) {
+                scope.spawn(move || {
+                    assert_eq!(answers(town, asker, target), expected, "{what}: {asker} -> {asked}, {family:?}");
+                });
+            }
         }
-        for (pod, expected) in to {
-            assert_eq!(answers(town, "web", pod.at(family)), expected, "{what}: web -> {}, {family:?}", pod.name);
-        }
-        assert_eq!(answers(town, "n1", WEB.at(family)), ALL, "{what}: a probe of the kubelet, {family:?}");
-    }
+    });
 }
 
 #[test]
