@@ -9,7 +9,6 @@
 mod gateway;
 mod ranges;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 
