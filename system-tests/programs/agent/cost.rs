@@ -122,11 +122,11 @@ fn add_and_delete(p: &Prepared, pods: &[String]) -> Vec<f64> {
     ours.filter_map(|call| call["ms"].as_f64()).collect()
 }
 
-fn slack() -> f64 {
+pub(super) fn slack() -> f64 {
     number("COST_SLACK", 2) as f64
 }
 
-fn is_release() -> bool {
+pub(super) fn is_release() -> bool {
     binary("nebula-cni-agent").parent().is_some_and(|dir| dir.ends_with("release"))
 }
 

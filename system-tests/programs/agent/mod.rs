@@ -1,6 +1,7 @@
 //! The node agent beside a real containerd, and beside a CA that refuses it.
 
 mod cost;
+mod large_cluster;
 mod node_credential;
 mod orders;
 mod prepared;
