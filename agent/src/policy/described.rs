@@ -1,6 +1,7 @@
 //! What policies can ask about a pod. Pods of one Deployment say the same, so each set is in memory once.
 
 use std::collections::{BTreeMap, HashSet};
+use std::hash::Hash;
 use std::sync::Arc;
 
 use nebula_cni_policy::model::{Labels, MAX_LABELS, MAX_NAMED_PORTS, MAX_STRING, NamedPort, Protocol};
@@ -52,10 +53,10 @@ impl Packed {
 /// What policies can ask about a pod, but for the labels of its namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Described {
-    pub(crate) namespace: Box<str>,
+    pub(crate) namespace: Arc<str>,
     /// `None` if they are too many or too long: such a pod gets no number, so its peers refuse it.
     pub(crate) labels: Option<Packed>,
-    pub(crate) ports: Box<[NamedPort]>,
+    pub(crate) ports: Arc<[NamedPort]>,
 }
 
 impl Described {
@@ -84,26 +85,40 @@ impl Described {
     }
 }
 
-/// Makes each set be in memory once.
+/// Makes each set be in memory once, and of sets that differ in their labels only what is the same.
 #[derive(Debug, Default)]
 pub(crate) struct Descriptions {
     all: HashSet<Arc<Described>>,
+    namespaces: HashSet<Arc<str>>,
+    ports: HashSet<Arc<[NamedPort]>>,
     /// How many there are when those that nobody has any more are looked for.
     limit: usize,
 }
 
 impl Descriptions {
-    pub(crate) fn share(&mut self, described: Described) -> Arc<Described> {
+    pub(crate) fn share(&mut self, mut described: Described) -> Arc<Described> {
         if let Some(known) = self.all.get(&described) {
             return Arc::clone(known);
         }
         if self.all.len() >= self.limit {
             self.all.retain(|known| Arc::strong_count(known) > 1);
+            self.namespaces.retain(|known| Arc::strong_count(known) > 1);
+            self.ports.retain(|known| Arc::strong_count(known) > 1);
             self.limit = (2 * self.all.len()).max(MIN_LIMIT);
         }
+        once(&mut self.namespaces, &mut described.namespace);
+        once(&mut self.ports, &mut described.ports);
         let described = Arc::new(described);
         self.all.insert(Arc::clone(&described));
         described
+    }
+}
+
+/// Replaces a value by the equal one that is known.
+fn once<T: Hash + Eq + ?Sized>(known: &mut HashSet<Arc<T>>, value: &mut Arc<T>) {
+    match known.get(value) {
+        Some(known) => *value = Arc::clone(known),
+        None => drop(known.insert(Arc::clone(value))),
     }
 }
 
@@ -154,7 +169,7 @@ mod tests {
             all.share(Described::new("shop", Some(&labels), [], []))
         };
         let kept = of(0);
-        assert!(Arc::ptr_eq(&kept, &of(0)));
+        assert!(Arc::ptr_eq(&kept, &of(0)) && Arc::ptr_eq(&kept.ports, &of(1).ports));
         for n in 1..10 * MIN_LIMIT {
             drop(of(n));
         }

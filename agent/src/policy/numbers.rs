@@ -10,6 +10,7 @@ use nebula_cni_policy::program::Identity;
 use super::described::{Described, Packed};
 use super::mentions::Mentions;
 use crate::table::kept::Name;
+use crate::table::seeded::Map;
 
 /// Labels by namespace; `None` if they are too many.
 pub(super) type Namespaces = HashMap<Name, Option<Arc<Packed>>>;
@@ -17,7 +18,9 @@ pub(super) type Namespaces = HashMap<Name, Option<Arc<Packed>>>;
 /// Numbers by set of labels and ports.
 #[derive(Debug, Default)]
 pub(super) struct Numbers {
-    known: HashMap<Arc<Described>, Known>,
+    /// By the place in memory, which the first part keeps: all pods are looked up for each table, and to hash their
+    /// labels each time would take longer than all the rest.
+    known: Map<usize, (Arc<Described>, Known)>,
     round: u64,
 }
 
@@ -46,12 +49,13 @@ impl Numbers {
         let mut released = Vec::new();
         for described in all {
             let unknown = || Known { namespace: None, mentions: 0, identity: None, round: 0 };
-            let known = self.known.entry(Arc::clone(described)).or_insert_with(unknown);
+            let entry = self.known.entry(place(described));
+            let (_, known) = entry.or_insert_with(|| (Arc::clone(described), unknown()));
             if known.round == self.round {
                 continue;
             }
             known.round = self.round;
-            let namespace = namespaces.get(&described.namespace).and_then(Option::as_ref);
+            let namespace = namespaces.get(&*described.namespace).and_then(Option::as_ref);
             let is_same = match (&known.namespace, namespace) {
                 (Some(before), Some(now)) => Arc::ptr_eq(before, now),
                 _ => false,
@@ -69,7 +73,7 @@ impl Numbers {
             known.identity = profile.and_then(|profile| cluster.identify(profile).ok());
         }
         let round = self.round;
-        self.known.retain(|_, known| {
+        self.known.retain(|_, (_, known)| {
             let is_there = known.round == round;
             if !is_there {
                 released.extend(known.identity);
@@ -82,13 +86,17 @@ impl Numbers {
     /// The number of one that was in the last [`Numbers::sync`]; `None` if the labels of its namespace are not known,
     /// or it has too many labels, or there are too many numbers.
     pub(super) fn of(&self, described: &Arc<Described>) -> Option<Identity> {
-        self.known.get(described).and_then(|known| known.identity)
+        self.known.get(&place(described)).and_then(|(_, known)| known.identity)
     }
 
     /// How many have none.
     pub(super) fn without(&self) -> usize {
-        self.known.values().filter(|known| known.identity.is_none()).count()
+        self.known.values().filter(|(_, known)| known.identity.is_none()).count()
     }
+}
+
+fn place(described: &Arc<Described>) -> usize {
+    Arc::as_ptr(described).addr()
 }
 
 fn profile(described: &Described, namespace: &Packed, mentions: &Mentions) -> Option<Profile> {

@@ -3,7 +3,6 @@
 //! with an address that an enrolled pod has left: the table knows nothing about it, and the guards of captured pods
 //! let nothing through.
 
-use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
@@ -13,6 +12,7 @@ use nebula_cni_contract::cluster_table::{Layout, MAX_BYTES};
 use tokio::time::Instant;
 
 use super::judgement::Judgement;
+use super::seeded::{Map, Set};
 use crate::durable;
 
 /// The addresses, with the time when their pods were gone.
@@ -20,15 +20,15 @@ use crate::durable;
 pub struct Departed {
     pause: Duration,
     /// Addresses of enrolled pods, and of those that may be, when this was looked at last.
-    taken: HashSet<IpAddr>,
-    since: HashMap<IpAddr, Instant>,
+    taken: Set<IpAddr>,
+    since: Map<IpAddr, Instant>,
     /// When the first of those addresses that other pods have may be spoken to.
     due: Option<Instant>,
 }
 
 impl Default for Departed {
     fn default() -> Self {
-        Self { pause: PAUSE, taken: HashSet::new(), since: HashMap::new(), due: None }
+        Self { pause: PAUSE, taken: Set::default(), since: Map::default(), due: None }
     }
 }
 
@@ -51,7 +51,7 @@ impl Departed {
     /// Takes the addresses out of those that are known not to be enrolled.
     pub fn withhold(&mut self, judgement: &mut Judgement, now: Instant) {
         let enrolled = judgement.enrolled.iter().map(|(address, _)| *address);
-        let taken: HashSet<IpAddr> = enrolled.chain(judgement.claimed.iter().copied()).collect();
+        let taken: Set<IpAddr> = enrolled.chain(judgement.claimed.iter().copied()).collect();
         self.since.retain(|address, since| now < *since + self.pause && !taken.contains(address));
         self.since.extend(self.taken.difference(&taken).map(|address| (*address, now)));
         self.taken = taken;

@@ -1,6 +1,5 @@
 //! The CA's directory, followed by long polls: all pages once, then what changes.
 
-use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,6 +13,7 @@ use zeroize::Zeroizing;
 use super::facts::{Facts, Input};
 use super::kept::Keep;
 use super::member::{Member, PodId, addresses, id, incarnation};
+use super::seeded::Map;
 use crate::ca::{CaError, Target};
 use crate::config::{TLS_CA_FILE, TOKEN_FILE};
 use crate::durable;
@@ -28,7 +28,7 @@ pub struct DirectoryClient {
     /// Version of what was taken over last; `None`: everything is to be read.
     version: Option<String>,
     /// Pages of a full answer that is not complete yet, and the version of the first one.
-    reading: Option<(String, HashMap<PodId, Member>)>,
+    reading: Option<(String, Map<PodId, Member>)>,
     cursor: Option<String>,
 }
 
@@ -164,7 +164,7 @@ impl DirectoryClient {
         });
         if full {
             // What changes while the pages are read comes after the version of the first one.
-            let (first, mut all) = self.reading.take().unwrap_or_else(|| (version, HashMap::new()));
+            let (first, mut all) = self.reading.take().unwrap_or_else(|| (version, Map::default()));
             all.extend(members);
             self.cursor = next;
             if self.cursor.is_some() {

@@ -1,6 +1,6 @@
 //! What is known of the cluster, kept small: addresses, ports and states, and no objects of the API server.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 use ipnet::IpNet;
 
@@ -8,6 +8,7 @@ use super::endpoints::Slice;
 use super::kept::{Kept, Name};
 use super::member::{Member, PodId};
 use super::nodes::NodeFacts;
+use super::seeded::Map;
 use super::services::Service;
 use super::shown::Shown;
 use crate::policy::said::Said;
@@ -19,10 +20,10 @@ pub struct Facts {
     pub(super) services: Kept<Service>,
     /// By EndpointSlice, or by Endpoints on old servers.
     pub(super) slices: Kept<Vec<Slice>>,
-    pub(super) members: HashMap<PodId, Member>,
+    pub(super) members: Map<PodId, Member>,
     /// What the API server shows of pods.
-    pub(super) pods: HashMap<PodId, Shown>,
-    pub(super) nodes: HashMap<Name, NodeFacts>,
+    pub(super) pods: Map<PodId, Shown>,
+    pub(super) nodes: Map<Name, NodeFacts>,
     /// What counts for policies only.
     pub(crate) said: Said,
     pub(crate) settings: Settings,

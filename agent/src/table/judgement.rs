@@ -2,7 +2,7 @@
 //! against each other. Either may have been told lies: the directory by whoever has an agent's token, the API server
 //! by a kubelet about its own node and its own pods.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -14,6 +14,7 @@ use super::facts::Facts;
 use super::kept::Name;
 use super::member::{Member, PodId, addresses};
 use super::nodes::NodeFacts;
+use super::seeded::{Map, Seeded, Set};
 use super::shown::Shown;
 use crate::policy::{Bystander, Holder, OwnPod, Records};
 use crate::underlay::nodes::Ports;
@@ -34,7 +35,7 @@ pub struct Judgement {
     /// Addresses of nodes.
     pub(super) nodes: BTreeSet<IpAddr>,
     /// Addresses that members may have.
-    pub(super) claimed: HashSet<IpAddr>,
+    pub(super) claimed: Set<IpAddr>,
     /// Who has the enrolled addresses, if policies are enforced.
     pub(super) holders: Vec<Holder>,
     /// Pods of the node that is asked for, likewise. Those with a certificate come first.
@@ -71,7 +72,7 @@ impl Facts {
         // By the addresses that the API server shows, as far as their nodes give them out. Where two pods have one,
         // as while an address is used again, the one that may be enrolled counts: the other is not known to have it
         // alone.
-        let mut shown: HashMap<IpAddr, &Shown> = HashMap::with_capacity(self.pods.len());
+        let mut shown: Map<IpAddr, &Shown> = Map::with_capacity_and_hasher(self.pods.len(), Seeded::default());
         for pod in self.pods.values() {
             for address in pod.addresses.iter().flatten().filter(|address| is_plausible(&pod.node, address)) {
                 let other = shown.entry(*address).or_insert(pod);
@@ -92,10 +93,10 @@ impl Facts {
             .filter(|address| !(self.is_of_pods(address) && shown.contains_key(address)))
             .collect();
 
-        let mirrors: HashMap<PodId, &Shown> =
+        let mirrors: Map<PodId, &Shown> =
             self.pods.values().filter_map(|pod| Some((*pod.mirrors.as_deref()?, pod))).collect();
         let mut judgement = Judgement::default();
-        let mut claimed: HashSet<IpAddr> = HashSet::new();
+        let mut claimed = Set::default();
         for (id, member) in &self.members {
             let pod = self.pods.get(id).or_else(|| mirrors.get(id).copied());
             let counts = |address: &IpAddr| match pod {
@@ -138,26 +139,21 @@ impl Facts {
         judgement.claimed = claimed;
         if self.settings.policies.is_some() {
             // In order: the next agent gives the same numbers.
-            judgement.holders.sort_unstable_by_key(|holder| holder.address);
+            judgement.holders.sort_unstable_by_key(|holder| in_order(holder.address));
             judgement.own = self.own_pods(node, |address| is_plausible(node, address), &shown);
             let pods = judgement.clear.difference(&judgement.nodes);
             let described = |address: &IpAddr| shown.get(address).and_then(|pod| pod.described.clone());
             judgement.bystanders =
                 pods.map(|address| Bystander { address: *address, described: described(address) }).collect();
         }
-        judgement.enrolled.sort_unstable();
-        judgement.ends.sort_unstable();
+        judgement.enrolled.sort_unstable_by_key(|(address, incarnation)| (in_order(*address), *incarnation));
+        judgement.ends.sort_unstable_by_key(|(address, end)| (in_order(*address), *end));
         judgement.of_this_node.sort_unstable();
         judgement
     }
 
     /// The pods of this node, for their programs. A pod has its certificate before the API server shows its address.
-    fn own_pods(
-        &self,
-        node: &str,
-        is_plausible: impl Fn(&IpAddr) -> bool,
-        shown: &HashMap<IpAddr, &Shown>,
-    ) -> Vec<OwnPod> {
+    fn own_pods(&self, node: &str, is_plausible: impl Fn(&IpAddr) -> bool, shown: &Map<IpAddr, &Shown>) -> Vec<OwnPod> {
         let own = self.pods.iter().filter(|(_, pod)| &*pod.node == node && !pod.is_host_network);
         let mut own: Vec<OwnPod> = own
             .filter_map(|(id, pod)| {
@@ -204,7 +200,7 @@ impl Facts {
         &self,
         address: &IpAddr,
         ranges: &NodeRanges<'_>,
-        shown: &HashMap<IpAddr, &Shown>,
+        shown: &Map<IpAddr, &Shown>,
         of_nodes: &BTreeSet<IpAddr>,
     ) -> bool {
         let is_given_out = self.settings.node_ranges && ranges.owner(*address).is_some();
@@ -222,14 +218,14 @@ impl Member {
 struct NodeRanges<'a> {
     /// By first address: the last one, and the node.
     all: BTreeMap<IpAddr, (IpAddr, &'a str)>,
-    by_node: HashMap<&'a str, Vec<IpNet>>,
+    by_node: Map<&'a str, Vec<IpNet>>,
 }
 
 impl<'a> NodeRanges<'a> {
-    fn of(nodes: &'a HashMap<Name, NodeFacts>) -> Self {
+    fn of(nodes: &'a Map<Name, NodeFacts>) -> Self {
         let mut oldest_first: Vec<(&Name, &NodeFacts)> = nodes.iter().collect();
         oldest_first.sort_unstable_by_key(|(name, facts)| (facts.created, *name));
-        let mut ranges = Self { all: BTreeMap::new(), by_node: HashMap::new() };
+        let mut ranges = Self { all: BTreeMap::new(), by_node: Map::default() };
         for (name, facts) in oldest_first {
             for range in &facts.ranges {
                 let (first, last) = (range.network(), range.broadcast());
@@ -251,6 +247,14 @@ impl<'a> NodeRanges<'a> {
     fn owner(&self, address: IpAddr) -> Option<&'a str> {
         let (_, (last, node)) = self.all.range(..=address).next_back()?;
         (last.is_ipv4() == address.is_ipv4() && address <= *last).then_some(*node)
+    }
+}
+
+/// What orders addresses as they are, and is compared at once.
+fn in_order(address: IpAddr) -> (bool, u128) {
+    match address {
+        IpAddr::V4(address) => (false, address.to_bits().into()),
+        IpAddr::V6(address) => (true, address.to_bits()),
     }
 }
 

@@ -2,7 +2,7 @@
 //! one namespace can make as many as they like, and each agent of the cluster follows all of them.
 
 use std::collections::{BTreeSet, HashMap};
-use std::hash::Hash;
+use std::hash::{BuildHasher, Hash};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
@@ -29,7 +29,7 @@ pub(crate) trait Keep: Default + PartialEq {
     fn put(&mut self, key: Self::Key, value: Option<Self::Value>) -> bool;
 }
 
-impl<K: Hash + Eq, V: PartialEq> Keep for HashMap<K, V> {
+impl<K: Hash + Eq, V: PartialEq, S: BuildHasher + Default> Keep for HashMap<K, V, S> {
     type Key = K;
     type Value = V;
 

@@ -20,6 +20,7 @@ pub mod member;
 pub mod nodes;
 pub mod ranges;
 mod records;
+pub(crate) mod seeded;
 pub mod service_choices;
 pub mod services;
 pub mod shown;

@@ -12,6 +12,7 @@ use nebula_cni_contract::cluster_table::{Builder, EndpointList, ServiceEndpoint,
 
 use super::endpoints::{Port, Slice, protocol};
 use super::kept::{Weighed, created};
+use super::seeded::Set;
 
 /// A Service with cluster IPs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -170,7 +171,7 @@ pub(super) struct Taken {
     /// Ports of nodes, at the unspecified address, and of load balancers.
     pub(super) ports: HashSet<(IpAddr, u16, u8)>,
     /// Addresses that no load balancer has.
-    pub(super) reserved: HashSet<IpAddr>,
+    pub(super) reserved: Set<IpAddr>,
 }
 
 impl Weighed for Service {
@@ -283,7 +284,7 @@ mod tests {
         let mut builder = Builder::new();
         builder.pod(pod, 7);
         builder.node(node);
-        let (mut taken, mut left) = (Taken { reserved: [own, pod, node].into(), ..Taken::default() }, 1_000);
+        let (mut taken, mut left) = (Taken { reserved: Set::from_iter([own, pod, node]), ..Taken::default() }, 1_000);
         for (service, endpoint) in [
             (service(1, "10.96.0.1", "198.51.100.1"), "10.244.1.7"),
             // It names what others have.

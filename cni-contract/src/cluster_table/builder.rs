@@ -297,8 +297,7 @@ impl Builder {
             record(&[&address.to_be_bytes(), ingress.as_flattened(), egress.as_flattened()])
         });
         file.section::<32>(SectionKind::Programs, placed.collect::<Vec<_>>().into_iter());
-        let bytes: Vec<u8> = self.programs.values().flatten().flatten().copied().collect();
-        file.section(SectionKind::ProgramBytes, bytes.iter().map(|byte| [*byte]));
+        file.bytes(SectionKind::ProgramBytes, self.programs.values().flatten());
         (file.finish(), mixed)
     }
 }
@@ -521,15 +520,28 @@ impl File {
 
     /// Appends a section; they come in the order of [`SectionKind::ALL`].
     fn section<const N: usize>(&mut self, kind: SectionKind, records: impl ExactSizeIterator<Item = [u8; N]>) {
-        debug_assert_eq!((self.header.len(), N), (kind as usize * SECTION_LEN, kind.record_len()));
-        let offset = (HEADER_LEN + SECTIONS * SECTION_LEN + self.records.len()) as u64;
-        self.header.extend(offset.to_le_bytes());
-        self.header.extend(number(records.len()).to_le_bytes());
-        self.header.extend(number(N).to_le_bytes());
+        debug_assert_eq!(N, kind.record_len());
+        self.begin(kind, records.len());
         self.records.reserve(records.len() * N);
         for record in records {
             self.records.extend_from_slice(&record);
         }
+    }
+
+    /// Appends a section of bytes, which come in pieces.
+    fn bytes<'a>(&mut self, kind: SectionKind, pieces: impl Iterator<Item = &'a Vec<u8>> + Clone) {
+        let len = pieces.clone().map(Vec::len).sum();
+        self.begin(kind, len);
+        self.records.reserve(len);
+        pieces.for_each(|piece| self.records.extend_from_slice(piece));
+    }
+
+    fn begin(&mut self, kind: SectionKind, records: usize) {
+        debug_assert_eq!(self.header.len(), kind as usize * SECTION_LEN);
+        let offset = (HEADER_LEN + SECTIONS * SECTION_LEN + self.records.len()) as u64;
+        self.header.extend(offset.to_le_bytes());
+        self.header.extend(number(records).to_le_bytes());
+        self.header.extend(number(kind.record_len()).to_le_bytes());
     }
 
     fn finish(self) -> Vec<u8> {

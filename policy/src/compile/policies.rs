@@ -1,6 +1,7 @@
 //! The policies of the cluster in their order, and which of them mention what.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 
 use super::rules::PreparedRule;
 use super::selectors::{SelectorId, Selectors};
@@ -103,12 +104,12 @@ type Order = (Tier, String, u16, PolicyKey);
 /// The policies of the cluster.
 #[derive(Debug, Default)]
 pub(super) struct Policies {
-    by_order: BTreeMap<Order, Policy>,
-    orders: HashMap<PolicyKey, Order>,
+    by_order: BTreeMap<Arc<Order>, Policy>,
+    orders: HashMap<PolicyKey, Arc<Order>>,
     counts: HashMap<String, Counts>,
-    by_selector: HashMap<SelectorId, BTreeSet<(Order, Direction)>>,
-    by_port_name: HashMap<String, BTreeSet<Order>>,
-    with_nodes: BTreeSet<Order>,
+    by_selector: HashMap<SelectorId, BTreeSet<(Arc<Order>, Direction)>>,
+    by_port_name: HashMap<String, BTreeSet<Arc<Order>>>,
+    with_nodes: BTreeSet<Arc<Order>>,
 }
 
 /// What one namespace has.
@@ -131,7 +132,7 @@ impl Policies {
 
     /// Adds a policy whose key is not there.
     pub(super) fn insert(&mut self, policy: Policy) {
-        let order = policy.order();
+        let order = Arc::new(policy.order());
         let counts = self.counts.entry(policy.key.namespace().to_owned()).or_default();
         counts.policies += 1;
         counts.selectors += policy.selectors_of_peers().count();
@@ -182,8 +183,8 @@ impl Policies {
     pub(super) fn of_namespace<'a>(&'a self, namespace: &'a str) -> impl Iterator<Item = &'a Policy> {
         let of = move |tier, namespace: &'a str| {
             let first = PolicyKey::NetworkPolicy { namespace: String::new(), name: String::new() };
-            let policies = self.by_order.range((tier, namespace.to_owned(), 0, first)..);
-            let of_namespace = policies.take_while(move |((of, name, ..), _)| *of == tier && name == namespace);
+            let policies = self.by_order.range::<Order, _>((tier, namespace.to_owned(), 0, first)..);
+            let of_namespace = policies.take_while(move |(order, _)| order.0 == tier && order.1 == namespace);
             of_namespace.map(|(_, policy)| policy)
         };
         of(Tier::Admin, "").chain(of(Tier::NetworkPolicy, namespace)).chain(of(Tier::Baseline, ""))

@@ -23,10 +23,13 @@ pub struct NamedPort {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Profile {
     namespace: String,
-    namespace_labels: Labels,
-    labels: Labels,
+    namespace_labels: Listed,
+    labels: Listed,
     ports: Vec<NamedPort>,
 }
+
+/// Labels in the order of their keys. A map of one label takes half a kilobyte, and a cluster has thousands of profiles.
+type Listed = Box<[(String, String)]>;
 
 /// Labels, names or ports of a pod are more than [`super::MAX_LABELS`] and its neighbours allow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -52,7 +55,12 @@ impl Profile {
         let fits = [&namespace_labels, &labels].iter().all(|labels| labels.len() <= MAX_LABELS)
             && ports.len() <= MAX_NAMED_PORTS
             && both().chain([&namespace]).chain(ports.iter().map(|port| &port.name)).all(is_short);
-        if fits { Ok(Self { namespace, namespace_labels, labels, ports }) } else { Err(TooLarge) }
+        if !fits {
+            return Err(TooLarge);
+        }
+        ports.shrink_to_fit();
+        let listed = |labels: Labels| labels.into_iter().collect();
+        Ok(Self { namespace, namespace_labels: listed(namespace_labels), labels: listed(labels), ports })
     }
 
     /// Namespace of the pod.
@@ -61,16 +69,28 @@ impl Profile {
         &self.namespace
     }
 
-    /// Labels of that namespace.
+    /// The value of a label of that namespace.
     #[must_use]
-    pub const fn namespace_labels(&self) -> &Labels {
-        &self.namespace_labels
+    pub fn namespace_label(&self, key: &str) -> Option<&str> {
+        value(&self.namespace_labels, key)
     }
 
-    /// Labels of the pod.
+    /// The value of a label of the pod.
     #[must_use]
-    pub const fn labels(&self) -> &Labels {
-        &self.labels
+    pub fn label(&self, key: &str) -> Option<&str> {
+        value(&self.labels, key)
+    }
+
+    /// All labels of the pod.
+    #[must_use]
+    pub fn labels(&self) -> Labels {
+        self.labels.iter().cloned().collect()
+    }
+
+    /// All labels of its namespace.
+    #[must_use]
+    pub fn namespace_labels(&self) -> Labels {
+        self.namespace_labels.iter().cloned().collect()
     }
 
     /// Named ports, in order.
@@ -80,9 +100,26 @@ impl Profile {
     }
 }
 
+fn value<'a>(labels: &'a Listed, key: &str) -> Option<&'a str> {
+    let found = labels.binary_search_by(|(other, _)| other.as_str().cmp(key)).ok()?;
+    labels.get(found).map(|(_, value)| value.as_str())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_profile_has_the_labels_that_it_was_given() {
+        let labels = |all: &[(&str, &str)]| -> Labels {
+            all.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+        };
+        let pod = labels(&[("tier", "b"), ("app", "web"), ("zone", "")]);
+        let profile = Profile::new("shop", labels(&[("team", "x")]), pod, vec![]).unwrap();
+        let of_pod = ["app", "tier", "zone", "team", "a"].map(|key| profile.label(key));
+        assert_eq!(of_pod, [Some("web"), Some("b"), Some(""), None, None]);
+        assert_eq!(["team", "app"].map(|key| profile.namespace_label(key)), [Some("x"), None]);
+    }
 
     #[test]
     fn a_profile_is_bounded_and_does_not_depend_on_the_order_of_ports() {

@@ -65,14 +65,24 @@ impl Selector {
         self.is_valid && self.may_select(labels)
     }
 
+    /// The same for labels that `value` looks up.
+    fn selects_by<'a>(&self, value: impl Fn(&str) -> Option<&'a str>) -> bool {
+        self.is_valid && self.may_select_by(value)
+    }
+
     /// Whether the valid part of it holds for these labels.
     #[must_use]
     pub fn may_select(&self, labels: &Labels) -> bool {
+        self.may_select_by(|key| labels.get(key).map(String::as_str))
+    }
+
+    fn may_select_by<'a>(&self, value: impl Fn(&str) -> Option<&'a str>) -> bool {
+        let is_among = |value: &str, values: &[String]| values.iter().any(|other| other == value);
         self.requirements.iter().all(|requirement| match requirement {
-            Requirement::In(key, values) => labels.get(key).is_some_and(|value| values.contains(value)),
-            Requirement::NotIn(key, values) => labels.get(key).is_none_or(|value| !values.contains(value)),
-            Requirement::Exists(key) => labels.contains_key(key),
-            Requirement::DoesNotExist(key) => !labels.contains_key(key),
+            Requirement::In(key, values) => value(key).is_some_and(|value| is_among(value, values)),
+            Requirement::NotIn(key, values) => value(key).is_none_or(|value| !is_among(value, values)),
+            Requirement::Exists(key) => value(key).is_some(),
+            Requirement::DoesNotExist(key) => value(key).is_none(),
         })
     }
 
@@ -132,9 +142,9 @@ impl PodSelector {
     pub fn selects(&self, pod: &Profile) -> bool {
         let namespaces = match &self.namespaces {
             Namespaces::Named(name) => name == pod.namespace(),
-            Namespaces::Matching(selector) => selector.selects(pod.namespace_labels()),
+            Namespaces::Matching(selector) => selector.selects_by(|key| pod.namespace_label(key)),
         };
-        namespaces && self.pods.selects(pod.labels())
+        namespaces && self.pods.selects_by(|key| pod.label(key))
     }
 
     /// The selector of what this one may select.

@@ -127,7 +127,7 @@ impl World {
                     let old = self.pods[n].profile.clone();
                     if old.namespace() == name {
                         let labels = self.namespaces[name].clone();
-                        let profile = Profile::new(name, labels, old.labels().clone(), old.ports().to_vec()).unwrap();
+                        let profile = Profile::new(name, labels, old.labels(), old.ports().to_vec()).unwrap();
                         self.give(n, profile);
                     }
                 }

@@ -137,7 +137,7 @@ fn isolates(policy: &NetworkPolicy, flow: &Flow<'_>) -> bool {
         ([], false) => vec![Direction::Ingress, Direction::Egress],
         (types, _) => types.to_vec(),
     };
-    let is_subject = policy.namespace == flow.pod.namespace() && may_select(&policy.subject, flow.pod.labels());
+    let is_subject = policy.namespace == flow.pod.namespace() && may_select(&policy.subject, &flow.pod.labels());
     is_subject && types.contains(&flow.direction)
 }
 
@@ -214,9 +214,9 @@ fn selects_pod(selector: &PodSelector, pod: &Profile) -> bool {
 fn may_select_pod(selector: &PodSelector, pod: &Profile) -> bool {
     let is_namespace = match &selector.namespaces {
         Namespaces::Named(name) => name == pod.namespace(),
-        Namespaces::Matching(selector) => may_select(selector, pod.namespace_labels()),
+        Namespaces::Matching(selector) => may_select(selector, &pod.namespace_labels()),
     };
-    is_namespace && may_select(&selector.pods, pod.labels())
+    is_namespace && may_select(&selector.pods, &pod.labels())
 }
 
 fn selects(selector: &Selector, labels: &Labels) -> bool {

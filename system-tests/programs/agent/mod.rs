@@ -2,6 +2,7 @@
 
 mod cost;
 mod flow_costs;
+mod large_cluster;
 mod node_credential;
 mod orders;
 mod prepared;

@@ -1,6 +1,10 @@
 //! What processes cost, from /proc.
 
 use std::path::Path;
+use std::time::Duration;
+
+use nix::time::{clock_getcpuclockid, clock_gettime};
+use nix::unistd::Pid;
 
 use super::chaos::number;
 use super::cluster::alive;
@@ -18,7 +22,13 @@ pub fn cpu_ticks(pids: &[u64]) -> u64 {
     pids.iter().map(|pid| ticks(*pid, 2)).sum()
 }
 
-/// The same of one process and of those that it started and that have ended.
+/// User and system time of all threads of a process, also of those that have ended.
+pub fn cpu_time(pid: u64) -> Duration {
+    let pid = Pid::from_raw(i32::try_from(pid).expect("a process id"));
+    clock_getcpuclockid(pid).and_then(clock_gettime).expect("a live process").into()
+}
+
+/// User and system time in hundredths of a second, of one process and of those that it started and that have ended.
 pub fn cpu_ticks_with_children(pid: u64) -> u64 {
     assert!(alive(pid));
     ticks(pid, 4)

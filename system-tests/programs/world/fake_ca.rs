@@ -28,6 +28,17 @@ pub(crate) struct Ca {
     pub(crate) blocked: Arc<Mutex<Vec<String>>>,
 }
 
+/// TLS of a server at 127.0.0.1, and its certificate, which nobody else has signed.
+pub(crate) fn server_tls() -> (Arc<ServerConfig>, rcgen::Certificate) {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let certificate = rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).unwrap().self_signed(&key).unwrap();
+    let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let config = config.with_no_client_auth().with_single_cert(vec![certificate.der().clone()], key).unwrap();
+    (Arc::new(config), certificate)
+}
+
 struct Desk {
     key: SigningKey,
     certificate: Certificate,
@@ -38,15 +49,9 @@ struct Desk {
 
 impl Ca {
     pub(crate) fn new(bound: Option<&HostKey>) -> Self {
-        let tls_key = rcgen::KeyPair::generate().unwrap();
-        let tls = rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).unwrap().self_signed(&tls_key).unwrap();
+        let (config, tls) = server_tls();
         let spki = ParsedCertificate::try_from(tls.der()).unwrap().subject_public_key_info();
         let fingerprint = digest(&SHA256, &spki).as_ref().try_into().unwrap();
-        let tls_key = PrivateKeyDer::try_from(tls_key.serialize_der()).unwrap();
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-        let config = config.with_no_client_auth().with_single_cert(vec![tls.der().clone()], tls_key).unwrap();
-        let config = Arc::new(config);
         let key = SigningKey::generate(Curve::Curve25519).unwrap();
         let certificate = Template::new("ca", unix_now() - 60..=unix_now() + 600).self_sign(&key).unwrap();
         let blocked = Arc::<Mutex<Vec<String>>>::default();
