@@ -124,6 +124,7 @@ mod tests {
             parts: vec![PartState { name: "ca".to_owned(), ok: true, ..PartState::default() }],
             pods: PodCounts { protected: 3, ..PodCounts::default() },
             first_to_expire: Some(ExpiringCertificate { pod: "shop/web".to_owned(), not_before: 0, not_after: 8000 }),
+            cas: Vec::new(),
             upgrade: UpgradeState { stage: "current".to_owned(), ..UpgradeState::default() },
         }
     }

@@ -249,8 +249,14 @@ fn datagrams(shared: &Shared, to: SocketAddr, time: Duration) {
             match socket.recv(&mut buffer) {
                 Ok(_) => {
                     let now = now_ms();
-                    flow.get_or_insert(Opened { protocol: UDP, from, to: to.port(), began_ms: now, last_ms: now })
-                        .last_ms = now;
+                    flow.get_or_insert_with(|| Opened {
+                        protocol: UDP,
+                        from,
+                        to: to.port(),
+                        began_ms: now,
+                        last_ms: now,
+                    })
+                    .last_ms = now;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(_) => thread::sleep(Duration::from_millis(5)),
