@@ -141,7 +141,7 @@ impl Target {
     }
 }
 
-/// The CAs of a PEM bundle, the first to expire above. Those that cannot be read are left out.
+/// The CAs of a PEM bundle up to the first one that cannot be read, the first to expire above.
 pub(crate) fn trusted(bundle: &str) -> Vec<TrustedCa> {
     let (certificates, _) = Certificate::readable_from_pem(bundle.as_bytes());
     let ca = |certificate: &Certificate| TrustedCa {
@@ -306,14 +306,14 @@ mod tests {
     }
 
     #[test]
-    fn the_ca_that_expires_first_is_above_and_what_cannot_be_read_is_left_out() {
+    fn the_ca_that_expires_first_is_above_and_the_bundle_ends_with_what_cannot_be_read() {
         let ca = |name: &str, not_after| {
             let key = SigningKey::generate(Curve::Curve25519).unwrap();
             Template::new(name, 0..=not_after).self_sign(&key).unwrap()
         };
         let (old, new) = (ca("old", 1_000), ca("new", 2_000));
         let broken = "-----BEGIN NEBULA CERTIFICATE V2-----\nAAAA\n-----END NEBULA CERTIFICATE V2-----\n";
-        let cas = trusted(&[&new.to_pem(), broken, &old.to_pem()].concat());
+        let cas = trusted(&[&new.to_pem(), &old.to_pem(), broken, &new.to_pem()].concat());
         let shown: Vec<_> = cas.iter().map(|ca| (ca.name.as_str(), ca.not_after)).collect();
         assert_eq!(shown, [("old", 1_000), ("new", 2_000)]);
         assert_eq!(cas[0].fingerprint, old.fingerprint().to_string());

@@ -9,7 +9,7 @@
 mod gateway;
 mod ranges;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::pin::pin;
 
 use futures_util::StreamExt;
@@ -174,7 +174,7 @@ async fn write_gateway(config: &Config, nodes: &NodeRanges, name: &str) {
 }
 
 /// Writes a file unless it is there already: the daemon looks at its time.
-fn write(path: &PathBuf, text: &[u8]) -> std::io::Result<()> {
+fn write(path: &Path, text: &[u8]) -> std::io::Result<()> {
     if durable::read_bounded(path, MAX_GATEWAY).is_ok_and(|before| before == text) {
         return Ok(());
     }

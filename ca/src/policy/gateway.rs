@@ -106,7 +106,7 @@ impl GatewayPolicy {
             }
             let is_around = |overlay: &&IpNet| overlay.contains(range) && overlay.prefix_len() < range.prefix_len();
             let overlay = self.overlay.iter().find(is_around);
-            let overlay = overlay.ok_or_else(|| Refusal::RangeOutsideOverlay(*range))?;
+            let overlay = overlay.ok_or(Refusal::RangeOutsideOverlay(*range))?;
             behind.push(*range);
             // One address of each family, as pods have.
             if networks.iter().all(|network| network.addr().is_ipv4() != is_v4) {

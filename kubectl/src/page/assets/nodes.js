@@ -30,7 +30,7 @@ export function expiring(answer) {
   return all.sort((a, b) => a.left - b.left);
 }
 
-/** The CAs that the network trusts, with the nodes that know them. A successor should be there a month before. */
+/** The CAs trusted in the network, with the nodes that know each. A successor should be there a month before. */
 function trustedCas(answer) {
   const cas = new Map();
   for (const { node, status } of answer.nodes) {
