@@ -49,6 +49,8 @@ impl Hasher for State {
         if !rest.is_empty() {
             let mut word = [0; 8];
             word.iter_mut().zip(rest).for_each(|(place, byte)| *place = *byte);
+            // At most seven bytes: the last place says how many.
+            word[7] = rest.len() as u8;
             self.write_u64(u64::from_le_bytes(word));
         }
     }
