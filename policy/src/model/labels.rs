@@ -28,7 +28,8 @@ pub struct Profile {
     ports: Vec<NamedPort>,
 }
 
-/// Labels in the order of their keys. A map of one label takes half a kilobyte, and a cluster has thousands of profiles.
+/// Labels in the order of their keys. A map of one label takes half a kilobyte, and a cluster has thousands of
+/// profiles.
 type Listed = Box<[(String, String)]>;
 
 /// Labels, names or ports of a pod are more than [`super::MAX_LABELS`] and its neighbours allow.

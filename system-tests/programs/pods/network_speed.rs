@@ -180,6 +180,7 @@ firewall: {{outbound: {}, inbound: {}}}
     fn make_vxlan(&self) {
         let world = &self.cluster.world;
         let underlay = GO.map(|(node, _)| world.underlay(node));
+        world.ping(GO[0].0, GO[1].1, std::time::Duration::from_secs(10));
         for (n, (node, overlay)) in GO.into_iter().enumerate() {
             let (here, there) = (n + 3, 4 - n);
             for (device, id, below, own, remote, mtu) in [
