@@ -246,7 +246,8 @@ async fn test_then_publish(
                 }
             }
         } else if !readiness.is_good(Part::SelfTest) {
-            let waits = "waits for the programs, the credentials, the address of the CA and the ranges of Services";
+            let waits =
+                "waits for the programs, the credentials, the address of the CA and the ranges of Services and pods";
             let standing = match (ranges, own) {
                 (Some(Err(problem)), _) => Standing::bad(problem).advice(ranges::ADVICE),
                 (_, Some(Err(problem))) => Standing::bad(problem).advice(network::ADVICE),

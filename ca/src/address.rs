@@ -62,6 +62,11 @@ pub(crate) fn is_usable(address: IpAddr, overlay: IpNet) -> bool {
     host_bits < 2 || (address != overlay.network() && (overlay.addr().is_ipv6() || address != overlay.broadcast()))
 }
 
+/// The first address of a range that a host may have, but for a range of one address: that one.
+pub(crate) fn first_host(range: IpNet) -> IpAddr {
+    range.hosts().find(|host| *host != range.network()).unwrap_or_else(|| range.network())
+}
+
 /// `address`, with the length of the prefix `overlay`.
 pub(crate) fn with_prefix_of(address: IpAddr, overlay: IpNet) -> IpNet {
     // The length came from a prefix of the same family, so it fits.

@@ -65,8 +65,8 @@ pub enum Refusal {
     NotAServiceAccount(String),
     #[error("only the service account {expected} may vouch for pods, not {account}")]
     WrongAccount { account: String, expected: String },
-    #[error("only the service account {expected} may be a lighthouse, not {account}")]
-    NotLighthouseAccount { account: String, expected: String },
+    #[error("only the service account {expected} may be a {role}, not {account}")]
+    NotAccountOfRole { role: &'static str, account: String, expected: String },
     #[error("this CA enrols no lighthouses by their pods: policy.jsonc has no \"lighthouses\" section")]
     LighthousesDisabled,
     #[error("pod {0} does not use the network of its node, so that others could not reach it; set hostNetwork")]
@@ -75,8 +75,6 @@ pub enum Refusal {
     NotInStatefulSet(String),
     #[error("there is no address for lighthouse number {0}; enlarge lighthouses.network in the policy, or run fewer")]
     NoLighthouseAddress(u32),
-    #[error("only the service account {expected} may be a gateway, not {account}")]
-    NotGatewayAccount { account: String, expected: String },
     #[error("this CA enrols no gateways of nodes: policy.jsonc has no \"gateways\" section")]
     GatewaysDisabled,
     #[error(
@@ -274,12 +272,11 @@ impl Refusal {
             Self::ServiceTokenExpired => ("service_token_expired", 401),
             Self::NotAServiceAccount(_) => ("not_a_service_account", 403),
             Self::WrongAccount { .. } => ("wrong_account", 403),
-            Self::NotLighthouseAccount { .. } => ("wrong_account", 403),
+            Self::NotAccountOfRole { .. } => ("wrong_account", 403),
             Self::LighthousesDisabled => ("lighthouses_disabled", 403),
             Self::NotHostNetwork(_) => ("not_host_network", 403),
             Self::NotInStatefulSet(_) => ("not_in_stateful_set", 403),
             Self::NoLighthouseAddress(_) => ("no_lighthouse_address", 403),
-            Self::NotGatewayAccount { .. } => ("wrong_account", 403),
             Self::GatewaysDisabled => ("gateways_disabled", 403),
             // The controller manager gives one to a new node soon.
             Self::NodeWithoutRange(_) => ("node_without_range", 503),

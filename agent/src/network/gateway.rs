@@ -1,12 +1,39 @@
-//! The configuration of this node's gateway: the keys that the operator gave, and the pods of other nodes as networks
-//! behind the gateways of those.
+//! The file that this node's gateway is configured by: the keys that the operator gave, and the pods of other nodes as
+//! networks behind the gateways of those.
+
+use std::io;
+use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
 use super::ranges::NodeRanges;
+use crate::config::Config;
+use crate::durable;
 
-/// The text of the daemon's `config.yml`, for the node `name`. JSON is YAML.
-pub(super) fn configuration(template: &Map<String, Value>, nodes: &NodeRanges, name: &str) -> String {
+/// Writes the file for the node `name`, if there is a gateway.
+pub(super) async fn write(config: &Config, nodes: &NodeRanges, name: &str) {
+    let Some(template) = &config.gateway else { return };
+    let text = configuration(template, nodes, name);
+    let path = config.host_root.resolve(Path::new(FILE));
+    let written = tokio::task::spawn_blocking(move || replace(&path, text.as_bytes())).await;
+    if let Ok(Err(error)) = written {
+        tracing::warn!(%error, file = FILE, "cannot write the configuration of this node's gateway");
+    }
+}
+
+/// Replaces a file unless it says the same already: the daemon looks at its time.
+fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
+    if durable::read_bounded(path, MAX_BYTES).is_ok_and(|before| before == text) {
+        return Ok(());
+    }
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    durable::replace(path, 0o644, &mut &*text, |_| Ok(()))
+}
+
+/// The text of the daemon's `config.yml`. JSON is YAML.
+fn configuration(template: &Map<String, Value>, nodes: &NodeRanges, name: &str) -> String {
     let routes = nodes.elsewhere(name).map(|(range, via)| json!({"route": range, "via": via, "inside": true}));
     let routes: Vec<Value> = routes.collect();
     let mut all = template.clone();
@@ -19,6 +46,11 @@ pub(super) fn configuration(template: &Map<String, Value>, nodes: &NodeRanges, n
     text.push('\n');
     text
 }
+
+/// Where the daemon reads its configuration.
+const FILE: &str = "/run/nebula-cni/gateway/config.yml";
+/// Much more than 5,000 nodes need.
+const MAX_BYTES: u64 = 4 << 20;
 
 #[cfg(test)]
 mod tests {

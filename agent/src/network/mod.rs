@@ -1,5 +1,5 @@
-//! The network of this node's pods, where our plugin makes it (`"primary": true` in the chain entry): from which ranges
-//! pods get addresses, and which way leads to the pods of other nodes.
+//! The network of this node's pods, where our plugin makes it (`"primary": true` in the chain entry): the ranges that
+//! pods get addresses from, and the way to the pods of other nodes.
 //!
 //! The ranges are those that Kubernetes gives to each node (`spec.podCIDRs`). Pods of other nodes are reached through
 //! this node's gateway, a `nebula` daemon in the node's network, whose configuration is written here (`gateway.rs`).
@@ -9,7 +9,6 @@
 mod gateway;
 mod ranges;
 
-use std::path::Path;
 use std::pin::pin;
 
 use futures_util::StreamExt;
@@ -17,13 +16,13 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1 as core;
 use kube::runtime::watcher::{Event, watcher};
 use kube::{Api, ResourceExt};
+use nebula_cni_plugin::primary::settings::KEYS;
 use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 
-use self::ranges::NodeRanges;
+use self::ranges::{NodeRanges, first_address};
 use crate::cluster::api;
 use crate::config::Config;
-use crate::durable;
 use crate::node::Node;
 use crate::table::nodes::NodeFacts;
 use crate::table::watches::{RETRY_AFTER, pages};
@@ -42,8 +41,8 @@ pub(crate) enum Network {
     Others,
 }
 
-/// Follows the nodes of the cluster for ever, if the chain entry makes the pods' network or there is a gateway. `name`
-/// is this node's.
+/// Follows the nodes of the cluster, if the chain entry makes the pods' network or there is a gateway. Otherwise it
+/// returns at once. `name` is this node's.
 pub(crate) async fn follow(node: &Node, name: Option<String>, found: watch::Sender<Option<Found>>) {
     let Node { config, .. } = node;
     let is_asked = needs_ranges(&config.entry) || !config.primary_nodes.is_empty();
@@ -121,13 +120,13 @@ pub(crate) async fn follow(node: &Node, name: Option<String>, found: watch::Send
                 (true, true) => nodes.of(&name).map(Network::Own),
                 (true, false) => Ok(Network::AsWritten),
             });
-            write_gateway(config, &nodes, &name).await;
+            gateway::write(config, &nodes, &name).await;
         }
     }
 }
 
-/// The chain entry for this network: with the ranges that were found, but for the addresses that the node itself has in
-/// them.
+/// The chain entry for this network, with the ranges that were found. The addresses that the node itself has in them
+/// are reserved.
 #[must_use]
 pub(crate) fn complete(mut entry: Map<String, Value>, network: &Network) -> Map<String, Value> {
     if *network == Network::Others {
@@ -135,7 +134,7 @@ pub(crate) fn complete(mut entry: Map<String, Value>, network: &Network) -> Map<
     }
     if let Network::Own(ranges) = network {
         let reserved = entry.get("reserved").and_then(Value::as_array).cloned().unwrap_or_default();
-        let own = ranges.iter().map(|range| json!(ranges::first_address(*range)));
+        let own = ranges.iter().map(|range| json!(first_address(*range)));
         entry.insert("reserved".to_owned(), reserved.into_iter().chain(own).collect());
         entry.insert("subnets".to_owned(), json!(ranges));
     }
@@ -156,43 +155,16 @@ pub(crate) fn is_primary(entry: &Map<String, Value>) -> bool {
 #[must_use]
 pub(crate) fn chained(mut entry: Map<String, Value>) -> Map<String, Value> {
     if is_primary(&entry) {
-        for key in PRIMARY_KEYS {
-            entry.shift_remove(key);
+        for key in KEYS.iter().chain(&["ipam", "ipMasq"]) {
+            entry.shift_remove(*key);
         }
     }
     entry
 }
 
-async fn write_gateway(config: &Config, nodes: &NodeRanges, name: &str) {
-    let Some(template) = &config.gateway else { return };
-    let text = gateway::configuration(template, nodes, name);
-    let path = config.host_root.resolve(Path::new(GATEWAY_FILE));
-    let written = tokio::task::spawn_blocking(move || write(&path, text.as_bytes())).await;
-    if let Ok(Err(error)) = written {
-        tracing::warn!(%error, file = GATEWAY_FILE, "cannot write the configuration of this node's gateway");
-    }
-}
-
-/// Writes a file unless it is there already: the daemon looks at its time.
-fn write(path: &Path, text: &[u8]) -> std::io::Result<()> {
-    if durable::read_bounded(path, MAX_GATEWAY).is_ok_and(|before| before == text) {
-        return Ok(());
-    }
-    if let Some(parent) = path.parent() {
-        std::fs::create_dir_all(parent)?;
-    }
-    durable::replace(path, 0o644, &mut &*text, |_| Ok(()))
-}
-
 /// What the operator can do where a node has no ranges.
 pub(crate) const ADVICE: &str = "start the controller manager with --allocate-node-cidrs and --cluster-cidr (kubeadm init \
                                  --pod-network-cidr), or name ranges in \"entry.subnets\"";
-/// Where the daemon reads its configuration.
-const GATEWAY_FILE: &str = "/run/nebula-cni/gateway/config.yml";
-/// Much more than 5,000 nodes need.
-const MAX_GATEWAY: u64 = 4 << 20;
-const PRIMARY_KEYS: [&str; 7] = ["primary", "subnets", "reserved", "ipam", "ipMasq", "noMasquerade", "mtu"];
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use crate::table::judgement::first_host;
 use crate::table::nodes::NodeFacts;
 
 /// All nodes with their ranges. Where two nodes have parts of the same range, the older one has it.
@@ -62,16 +63,17 @@ impl NodeRanges {
 
     /// An older node that has addresses of a range of `name`, too.
     fn owner_before(&self, name: &str, range: &IpNet) -> Option<&str> {
-        let age = |name: &str| self.0.get(name).map(|known| (known.created, name.to_owned()));
+        let created = self.0.get(name)?.created;
         let meets = |other: &IpNet| other.contains(range) || range.contains(other);
-        let others = self.0.iter().filter(|(other, known)| *other != name && known.all.iter().any(meets));
-        others.map(|(other, _)| other.as_str()).find(|other| age(other) < age(name))
+        let is_older = |other: &str, known: &Ranges| (known.created, other) < (created, name);
+        let mut others = self.0.iter().filter(|(_, known)| known.all.iter().any(meets));
+        others.find(|(other, known)| is_older(other, known)).map(|(other, _)| other.as_str())
     }
 }
 
 /// The address of the node itself in a range of its pods: the CA gives it to the node's gateway.
 pub(super) fn first_address(range: IpNet) -> IpAddr {
-    range.hosts().find(|host| *host != range.network()).unwrap_or_else(|| range.network())
+    first_host(range).unwrap_or_else(|| range.network())
 }
 
 #[cfg(test)]

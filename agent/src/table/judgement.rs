@@ -262,7 +262,7 @@ fn in_order(address: IpAddr) -> (bool, u128) {
 const PORTS_OF_NODE: usize = 3;
 
 /// The first address of a prefix after its network address: what bridges and tunnel devices of a node usually have.
-pub(super) fn first_host(prefix: IpNet) -> Option<IpAddr> {
+pub(crate) fn first_host(prefix: IpNet) -> Option<IpAddr> {
     prefix.hosts().find(|address| *address != prefix.network())
 }
 

@@ -9,6 +9,7 @@ use nebula_cert::directory::NODE_ADDRESS_ANNOTATIONS;
 use serde::Deserialize;
 
 use super::{Pod, Sandbox};
+use crate::address::first_host;
 
 /// All pods with an address, and all nodes.
 #[derive(Debug, Default)]
@@ -186,10 +187,7 @@ impl NodeFacts {
     /// Whether the node's own devices have this address: flannel's has the first one of a range, bridges of most
     /// network plugins have the second.
     fn begins_with(&self, address: IpAddr) -> bool {
-        let is_first = |range: &IpNet| {
-            let second = range.hosts().find(|host| *host != range.network());
-            address == range.network() || Some(address) == second
-        };
+        let is_first = |range: &IpNet| address == range.network() || address == first_host(*range);
         self.ranges.iter().any(is_first)
     }
 }

@@ -1,8 +1,12 @@
-//! Gateways of nodes: certificates with the address of the node in its own range, and the ranges of its pods behind it.
+//! Gateways of nodes: certificates with the node's address in its own range, and with the ranges of its pods behind
+//! it.
 
 use nebula_cert::{Certificate, UnixTime, issuance::Request};
 
-use super::{Issued, Issuer, Rules, signature::Recorded};
+use super::{
+    Issued, Issuer, Rules,
+    signature::{Recorded, check_renewal},
+};
 use crate::{
     address::Subject,
     authority::Grant,
@@ -44,9 +48,7 @@ impl Issuer {
         };
         let pod = gateway::confirm(cluster, policy, namespace, name, uid)?;
         let grant = grant(policy, &pod)?;
-        if present.name() != grant.name || present.networks() != grant.networks {
-            return Err(Refusal::RenewalDiffers);
-        }
+        check_renewal(present, &grant)?;
         self.sign_for_gateway(rules, pod, &grant, public_key, now)
     }
 

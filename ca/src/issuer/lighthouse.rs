@@ -7,7 +7,10 @@ use nebula_cert::{
     issuance::{Lighthouses, Request},
 };
 
-use super::{Issued, Issuer, Rules, signature::Recorded};
+use super::{
+    Issued, Issuer, Rules,
+    signature::{Recorded, check_renewal},
+};
 use crate::{
     address::Subject,
     authority::Grant,
@@ -48,9 +51,7 @@ impl Issuer {
         let Subject::Lighthouse { namespace, name, uid } = &record.subject else { return Err(Refusal::RenewalDiffers) };
         let pod = lighthouse::confirm(cluster, policy, namespace, name, uid)?;
         let grant = grant(policy, &pod)?;
-        if present.name() != grant.name || present.networks() != grant.networks {
-            return Err(Refusal::RenewalDiffers);
-        }
+        check_renewal(present, &grant)?;
         let known = self.store.run(|store| store.lighthouses())?;
         let port = known.iter().find(|known| known.uid == pod.uid).map(|known| known.port);
         self.enlist(rules, pod, grant, port, public_key, now)

@@ -137,6 +137,12 @@ impl Issuer {
     }
 }
 
+/// Refuses a renewal that would be for another name, or for other addresses.
+pub(super) fn check_renewal(present: &Certificate, next: &Grant) -> Result<(), Refusal> {
+    let is_same = present.name() == next.name && present.networks() == next.networks;
+    if is_same { Ok(()) } else { Err(Refusal::RenewalDiffers) }
+}
+
 pub(super) fn is_for_key(record: &IssuedRecord, public_key: &[u8]) -> bool {
     Certificate::from_pem(record.pem.as_bytes()).is_ok_and(|certificate| certificate.public_key() == public_key)
 }

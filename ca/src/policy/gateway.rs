@@ -5,9 +5,8 @@ use serde::Deserialize;
 
 use super::{MAX_NAME_BYTES, Policy, findings::Findings};
 use crate::{
-    address,
-    pod::{is_name, is_namespace},
-    proof::gateway::{GatewayPod, first_address},
+    address::{first_host, with_prefix_of},
+    proof::gateway::GatewayPod,
     refusal::Refusal,
 };
 
@@ -54,20 +53,10 @@ impl GatewaysFile {
         if policy.kubernetes.is_none() {
             findings.add("gateways", "a pod speaks for itself only with a \"kubernetes\" section");
         }
-        let is_account = self.account.split_once('/').is_some_and(|(space, name)| is_namespace(space) && is_name(name));
-        if !is_account {
-            findings.add("gateways.account", "write it as namespace/name of the gateways' service account");
-        }
-        let fixed = self.name.replacen(NODE, "", 1);
-        if fixed == self.name || fixed.contains(['{', '}']) || fixed.chars().any(char::is_control) {
-            findings.add("gateways.name", format!("it must have {NODE} in it once, and no other placeholder"));
-        }
-        if fixed.len() > MAX_NAME_BYTES / 2 {
-            findings.add("gateways.name", format!("longer than {} characters", MAX_NAME_BYTES / 2));
-        }
-        if self.groups.iter().any(|group| group.is_empty() || group.contains(['{', '}', ',']) || group.len() > 253) {
-            findings.add("gateways.groups", "a group is a fixed text, without placeholders and commas");
-        }
+        findings.account("gateways", &self.account);
+        // Half of it is for names of nodes; one that is longer is refused when it asks.
+        findings.name("gateways", &self.name, NODE, MAX_NAME_BYTES - MAX_NAME_BYTES / 2);
+        findings.groups("gateways", &self.groups);
         let overlay: Vec<IpNet> = policy.pods.iter().flat_map(|pods| &pods.overlay).copied().collect();
         if overlay.is_empty() {
             findings.add("gateways", "a gateway has an address of \"pods.overlay\", and there is none");
@@ -110,7 +99,7 @@ impl GatewayPolicy {
             behind.push(*range);
             // One address of each family, as pods have.
             if networks.iter().all(|network| network.addr().is_ipv4() != is_v4) {
-                networks.push(address::with_prefix_of(first_address(*range), *overlay));
+                networks.push(with_prefix_of(first_host(*range), *overlay));
             }
         }
         match networks.is_empty() {

@@ -5,11 +5,8 @@ use std::{net::IpAddr, num::NonZeroU16};
 use ipnet::IpNet;
 use serde::Deserialize;
 
-use super::{MAX_NAME_BYTES, Policy, findings::Findings};
-use crate::{
-    address,
-    pod::{is_name, is_namespace},
-};
+use super::{Policy, findings::Findings};
+use crate::address;
 
 /// What certificates of lighthouses contain.
 #[derive(Debug, Clone)]
@@ -65,20 +62,9 @@ impl LighthousesFile {
         if !with_kubernetes {
             findings.add("lighthouses", "a pod speaks for itself only with a \"kubernetes\" section");
         }
-        let is_account = self.account.split_once('/').is_some_and(|(space, name)| is_namespace(space) && is_name(name));
-        if !is_account {
-            findings.add("lighthouses.account", "write it as namespace/name of the lighthouses' service account");
-        }
-        let fixed = self.name.replacen(ORDINAL, "", 1);
-        if fixed == self.name || fixed.contains(['{', '}']) || fixed.chars().any(char::is_control) {
-            findings.add("lighthouses.name", format!("it must have {ORDINAL} in it once, and no other placeholder"));
-        }
-        if fixed.len() + MAX_DIGITS > MAX_NAME_BYTES {
-            findings.add("lighthouses.name", format!("longer than {MAX_NAME_BYTES} characters"));
-        }
-        if self.groups.iter().any(|group| group.is_empty() || group.contains(['{', '}', ',']) || group.len() > 253) {
-            findings.add("lighthouses.groups", "a group is a fixed text, without placeholders and commas");
-        }
+        findings.account("lighthouses", &self.account);
+        findings.name("lighthouses", &self.name, ORDINAL, MAX_DIGITS);
+        findings.groups("lighthouses", &self.groups);
         let (range, first) = match (self.network.parse::<IpNet>(), self.network.parse::<IpAddr>()) {
             (Ok(range), _) => {
                 let range = range.trunc();

@@ -1,7 +1,5 @@
-//! The gateway proof: a pod of the gateways' DaemonSet proves its identity with its own service-account token. The API
-//! server confirms it, and says on which node it is and which addresses that node gives to its pods.
-
-use std::net::IpAddr;
+//! The gateway proof: a pod of the gateways' DaemonSet proves its identity with its own service-account token. The
+//! API server confirms it, names its node, and says which addresses that node gives to its pods.
 
 use ipnet::IpNet;
 use nebula_cert::UnixTime;
@@ -10,7 +8,7 @@ use crate::{
     cluster::Cluster,
     pod::KubernetesPolicy,
     policy::GatewayPolicy,
-    proof::{host_network_pod, review},
+    proof::{bound_pod_of, host_network_pod, review},
     refusal::Refusal,
 };
 
@@ -34,11 +32,7 @@ pub(crate) fn identify(
     now: UnixTime,
 ) -> Result<GatewayPod, Refusal> {
     let user = review(cluster, &settings.audience, token, now)?;
-    let (namespace, account) = user.service_account().ok_or_else(|| Refusal::NotAServiceAccount(user.shown()))?;
-    if policy.account.split_once('/') != Some((namespace, account)) {
-        return Err(Refusal::NotGatewayAccount { account: user.shown(), expected: policy.account.clone() });
-    }
-    let (name, uid) = user.bound_pod().ok_or(Refusal::TokenNotBound)?;
+    let (namespace, name, uid) = bound_pod_of(&user, "gateway", &policy.account)?;
     confirm(cluster, policy, namespace, name, uid)
 }
 
@@ -66,9 +60,4 @@ pub(crate) fn confirm(
     }
     let (namespace, name, uid) = (namespace.to_owned(), name.to_owned(), uid.to_owned());
     Ok(GatewayPod { namespace, name, uid, node, ranges })
-}
-
-/// The address of the node itself in a range: the first one that a host may have.
-pub(crate) fn first_address(range: IpNet) -> IpAddr {
-    range.hosts().find(|host| *host != range.network()).unwrap_or_else(|| range.network())
 }

@@ -9,7 +9,7 @@ use crate::{
     cluster::Cluster,
     pod::KubernetesPolicy,
     policy::LighthousePolicy,
-    proof::{host_network_pod, review},
+    proof::{bound_pod_of, host_network_pod, review},
     refusal::Refusal,
 };
 
@@ -34,11 +34,7 @@ pub(crate) fn identify(
     now: UnixTime,
 ) -> Result<LighthousePod, Refusal> {
     let user = review(cluster, &settings.audience, token, now)?;
-    let (namespace, account) = user.service_account().ok_or_else(|| Refusal::NotAServiceAccount(user.shown()))?;
-    if policy.account.split_once('/') != Some((namespace, account)) {
-        return Err(Refusal::NotLighthouseAccount { account: user.shown(), expected: policy.account.clone() });
-    }
-    let (name, uid) = user.bound_pod().ok_or(Refusal::TokenNotBound)?;
+    let (namespace, name, uid) = bound_pod_of(&user, "lighthouse", &policy.account)?;
     confirm(cluster, policy, namespace, name, uid)
 }
 

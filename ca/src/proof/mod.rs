@@ -38,6 +38,21 @@ pub(crate) fn review(cluster: &dyn Cluster, audience: &str, token: &str, now: Un
     })
 }
 
+/// Namespace, name and UID of the pod that a token is bound to, if it is of `account` (`namespace/name`), whose pods
+/// alone have this role.
+pub(crate) fn bound_pod_of<'a>(
+    user: &'a User,
+    role: &'static str,
+    account: &str,
+) -> Result<(&'a str, &'a str, &'a str), Refusal> {
+    let (namespace, name) = user.service_account().ok_or_else(|| Refusal::NotAServiceAccount(user.shown()))?;
+    if account.split_once('/') != Some((namespace, name)) {
+        return Err(Refusal::NotAccountOfRole { role, account: user.shown(), expected: account.to_owned() });
+    }
+    let (pod, uid) = user.bound_pod().ok_or(Refusal::TokenNotBound)?;
+    Ok((namespace, pod, uid))
+}
+
 /// The running pod with this name and UID, if it is of `account` (`namespace/name`) and in the network of its node.
 pub(crate) fn host_network_pod(
     cluster: &dyn Cluster,

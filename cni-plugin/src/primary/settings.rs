@@ -146,7 +146,7 @@ fn mtu(config: &NetworkConfig) -> Result<Option<u32>, Error> {
 }
 
 /// Keys that only an entry with `primary` may have.
-pub(crate) const KEYS: [&str; 5] = [PRIMARY, "subnets", "reserved", "noMasquerade", "mtu"];
+pub const KEYS: [&str; 5] = [PRIMARY, "subnets", "reserved", "noMasquerade", "mtu"];
 const PRIMARY: &str = "primary";
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! Enrolment of a lighthouse, or of the gateway of a node, in Kubernetes: the proof is the service-account token of its
-//! pod, for the first certificate and for each renewal. The service finds its name, its overlay address and where it is
-//! reached by the pod, so there is nothing to configure, and a pod that comes back on another node is announced there.
+//! Enrolment of a lighthouse, or of the gateway of a node, in Kubernetes: the proof is the service-account token of
+//! its pod, for the first certificate and for each renewal. The service finds by the pod its name, its overlay address
+//! and where it is reached, so there is nothing to configure. A pod that comes back on another node is announced there.
 
 use std::num::NonZeroU16;
 use std::path::PathBuf;
