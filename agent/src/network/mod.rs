@@ -22,7 +22,6 @@ use tokio::sync::watch;
 
 use self::ranges::{NodeRanges, first_address};
 use crate::cluster::api;
-use crate::config::Config;
 use crate::node::Node;
 use crate::table::nodes::NodeFacts;
 use crate::table::watches::{RETRY_AFTER, pages};
