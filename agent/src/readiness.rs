@@ -41,11 +41,14 @@ pub enum Part {
     Underlay,
     /// Instances on other nodes answer datagrams of this node. Not required, for the same reasons as `Underlay`.
     Nodes,
+    /// This node's gateway answers, if there is one. Not required: it starts after the agent, and the node's own pods
+    /// go on without.
+    Gateway,
 }
 
 impl Part {
     /// All parts, in order.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Programs,
         Self::Credentials,
         Self::SelfTest,
@@ -60,6 +63,7 @@ impl Part {
         Self::Kubernetes,
         Self::Underlay,
         Self::Nodes,
+        Self::Gateway,
     ];
 
     /// Whether the node is not ready without it.
@@ -67,7 +71,13 @@ impl Part {
     pub fn is_required(self) -> bool {
         !matches!(
             self,
-            Self::Policies | Self::Flows | Self::FlowExport | Self::Kubernetes | Self::Underlay | Self::Nodes
+            Self::Policies
+                | Self::Flows
+                | Self::FlowExport
+                | Self::Kubernetes
+                | Self::Underlay
+                | Self::Nodes
+                | Self::Gateway
         )
     }
 
@@ -89,6 +99,7 @@ impl Part {
             Self::Kubernetes => "kubernetes",
             Self::Underlay => "underlay",
             Self::Nodes => "nodes",
+            Self::Gateway => "gateway",
         }
     }
 }

@@ -101,6 +101,7 @@ pub async fn run(node: Node, options: Options) -> Result<(), RunError> {
             keep_credentials(&node, options.volumes, DirectoryWatch::new()),
             ranges::follow(&node.config, services_tx),
             network::follow(&node, options.node.clone(), subnets_tx),
+            network::watch_gateway(&node),
             test_then_publish(&node, places.clone(), target.clone(), (services, subnets), entry_tx),
             Keeper::new(&node).run(entry.clone(), places.clone(), DirectoryWatch::new()),
             release_memory(),

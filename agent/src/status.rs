@@ -35,18 +35,27 @@ pub enum StatusError {
 ///
 /// # Errors
 /// Returns an error if no agent answers there.
-pub fn ask(mut address: SocketAddr) -> Result<Standings, StatusError> {
+pub fn ask(address: SocketAddr) -> Result<Standings, StatusError> {
+    let address = reachable(address);
+    let failed = |source| StatusError::NoAnswer { address, source: Box::new(source) };
+    let text = get(&format!("http://{address}/status")).map_err(failed)?;
+    serde_json::from_str(&text).map_err(|_| StatusError::Foreign { address })
+}
+
+/// Where a listener of this node is reached.
+pub(crate) fn reachable(mut address: SocketAddr) -> SocketAddr {
     if address.ip().is_unspecified() {
         let own = if address.is_ipv4() { IpAddr::from(Ipv4Addr::LOCALHOST) } else { Ipv6Addr::LOCALHOST.into() };
         address.set_ip(own);
     }
+    address
+}
+
+/// What a listener of this node says. Blocks.
+pub(crate) fn get(url: &str) -> Result<String, ureq::Error> {
     let agent = ureq::Agent::config_builder().timeout_global(Some(TIMEOUT)).proxy(None).max_redirects(0).build();
-    let mut answer = ureq::Agent::new_with_config(agent)
-        .get(format!("http://{address}/status"))
-        .call()
-        .map_err(|source| StatusError::NoAnswer { address, source: Box::new(source) })?;
-    let text = answer.body_mut().with_config().limit(MAX_ANSWER).read_to_string();
-    text.ok().and_then(|text| serde_json::from_str(&text).ok()).ok_or(StatusError::Foreign { address })
+    let mut answer = ureq::Agent::new_with_config(agent).get(url).call()?;
+    answer.body_mut().with_config().limit(MAX_ANSWER).read_to_string()
 }
 
 /// A table of all parts, and the verdict.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use nebula_cni_contract::flow_records::Filter;
+use nebula_cni_contract::flow_records::{ConditionsOfPods, Filter};
 
 use crate::identity::{Account, Role};
 
@@ -150,30 +150,9 @@ pub struct Flows {
     /// Go on with what is recorded from now on
     #[arg(short, long)]
     pub follow: bool,
-    /// Only what the instance of this pod recorded: NAMESPACE/NAME, or NAME
-    #[arg(long)]
-    pub pod: Option<String>,
-    /// Only flows with this address, name of a certificate, or pod NAMESPACE/NAME at one end
-    #[arg(long)]
-    pub peer: Option<String>,
-    /// Only flows that this pod opened: NAMESPACE/NAME, or the name in its certificate
-    #[arg(long, value_name = "POD")]
-    pub from_pod: Option<String>,
-    /// Only flows to this pod: NAMESPACE/NAME, or the name in its certificate
-    #[arg(long, value_name = "POD")]
-    pub to_pod: Option<String>,
-    /// Only flows to this port, before or after translation
-    #[arg(long)]
-    pub port: Option<u16>,
-    /// Only flows of this protocol: tcp, udp, sctp, icmp, icmpv6, or its number
-    #[arg(long, value_parser = Filter::protocol)]
-    pub protocol: Option<u8>,
-    /// Only flows that were allowed, refused, or would be refused by policies in audit
-    #[arg(long, value_parser = ["allowed", "audit", "refused"])]
-    pub verdict: Option<String>,
-    /// Only flows seen since then, such as 90s, 15m or 2h ago
-    #[arg(long, value_name = "TIME", value_parser = Filter::span_ms)]
-    pub since: Option<u64>,
+    /// Which records.
+    #[command(flatten)]
+    pub wanted: ConditionsOfPods,
     /// Show at most this number of records, the newest
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub limit: u32,

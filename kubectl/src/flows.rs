@@ -75,17 +75,7 @@ struct Wanted {
 impl Wanted {
     fn of(agents: &Agents<'_>, options: &Flows, now: i64) -> Self {
         let now_ms = u64::try_from(now).unwrap_or_default() * 1000;
-        let filter = Filter {
-            namespace: agents.cluster.namespace.clone(),
-            pod: options.pod.clone(),
-            from_pod: options.from_pod.clone(),
-            to_pod: options.to_pod.clone(),
-            peer: options.peer.clone(),
-            port: options.port,
-            protocol: options.protocol,
-            verdict: options.verdict.clone(),
-            since_ms: options.since.map(|since| now_ms.saturating_sub(since)),
-        };
+        let filter = options.wanted.filter(agents.cluster.namespace.as_deref(), now_ms);
         Self { filter, limit: options.limit }
     }
 

@@ -76,7 +76,8 @@ pub struct Config {
     /// Drop multicast packets.
     pub drop_multicast: bool,
     /// MTU of the overlay device in bytes: how large the packets are that path MTU discovery tries to get to each peer.
-    /// `None`: no discovery, and every packet is sent whatever the path carries.
+    /// A peer that runs this program is tried with larger ones, too, which hold several TCP segments. `None`: no
+    /// discovery, and every packet is sent whatever the path carries.
     pub path_mtu: Option<u16>,
     /// Measure the paths to a peer that has several, by probes in its tunnel, and use the best. Direct paths are
     /// measured only with peers that do so, too.

@@ -3,6 +3,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test ends at the first surprise"))]
 
 mod builds;
+mod failures;
 mod help;
 mod interrupt;
 mod jobs;
@@ -18,7 +19,7 @@ use std::env;
 use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use builds::{Release, TestBinaries};
@@ -27,7 +28,7 @@ use output::Output;
 use parts::{Depth, Parts};
 use plan::{Task, Turn};
 use process::Processes;
-use schedule::{Finished, Outcome, Place};
+use schedule::{Finished, Outcome, Place, lock};
 use worker::Worker;
 
 fn main() -> ExitCode {
@@ -92,6 +93,7 @@ fn parts_command(arguments: &[String], output: &Arc<Output>) -> Result<bool, Str
     let sum = |of: fn(&Finished) -> u32| finished.iter().map(of).sum::<u32>();
     let (passed, failed) = (sum(|part| part.outcome.passed), sum(|part| part.outcome.failed));
     output.say(&format!("\n{passed} passed, {failed} failed"));
+    say_failures(&worker);
     Ok(finished.iter().all(|part| part.outcome.is_ok))
 }
 
@@ -142,6 +144,7 @@ fn jobs_command(arguments: &[String], output: &Arc<Output>) -> Result<bool, Stri
         let why = why_not(asked.contains(&job.name), job.is_optional.then_some("optional job"));
         output.say(&format!("{:<12} not run ({why})", job.name));
     }
+    say_failures(&worker);
     Ok(finished.iter().chain(idle()).all(|job| job.outcome.is_ok))
 }
 
@@ -155,6 +158,7 @@ fn worker(parts: Parts, asked: Vec<String>, usual_depth: Depth, output: &Arc<Out
         output: Arc::clone(output),
         release: Release::new(parts.cargo.release.clone(), Arc::clone(&processes)),
         binaries: TestBinaries::new(&parts.cargo.features, &parts.cargo.binaries),
+        failures: Mutex::default(),
         processes,
         parts,
     })
@@ -177,6 +181,11 @@ fn part_lines(worker: &Worker, finished: &[&Finished]) -> Vec<String> {
         lines.push(format!("{:<8} not run ({why})", part.name));
     }
     lines
+}
+
+/// The last lines of all, which a log that was cut still has.
+fn say_failures(worker: &Worker) {
+    lock(&worker.failures).iter().for_each(|line| worker.output.say(&format!("failed: {line}")));
 }
 
 fn why_not(is_asked: bool, optional: Option<&str>) -> String {

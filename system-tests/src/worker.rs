@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::builds::{Release, TestBinaries, TestBinary, command};
+use crate::failures::Failures;
 use crate::output::Output;
 use crate::parts::{Depth, Part, Parts, Run, Step};
 use crate::process::{Lines, Processes};
@@ -25,6 +26,8 @@ pub(crate) struct Worker {
     pub(crate) processes: Arc<Processes>,
     pub(crate) release: Release,
     pub(crate) binaries: TestBinaries,
+    /// Failed tests, each line with the name of its part.
+    pub(crate) failures: Mutex<Vec<String>>,
 }
 
 /// What one part or job has used and shown until now.
@@ -37,7 +40,9 @@ struct Doing {
 impl Worker {
     pub(crate) fn run_part(&self, part: &Part, place: Place) -> Outcome {
         let counts = Arc::new((AtomicU32::new(0), AtomicU32::new(0)));
+        let failures = Arc::new(Failures::default());
         let (to, output, mark) = (Arc::clone(&counts), Arc::clone(&self.output), mark(&part.name, place));
+        let read = Arc::clone(&failures);
         self.output.say(&format!(
             "\n==> {}{}",
             part.name,
@@ -48,6 +53,7 @@ impl Worker {
                 to.0.fetch_add(passed, Ordering::Relaxed);
                 to.1.fetch_add(failed, Ordering::Relaxed);
             }
+            read.read(line);
             output.line(&mark, line);
         });
         let run = Doing { lines, cpu: Mutex::default(), place };
@@ -61,6 +67,7 @@ impl Worker {
             (run.lines)(format!("test: part {} ran no test", part.name).as_bytes());
         }
         let (is_ok, failed) = results::judge(result.is_ok(), passed, failed);
+        lock(&self.failures).extend(failures.lines().iter().map(|line| format!("{}: {line}", part.name)));
         Outcome { is_ok, passed, failed, cpu: *lock(&run.cpu) }
     }
 

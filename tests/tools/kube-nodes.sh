@@ -7,6 +7,7 @@
 #   kube-nodes.sh kubelet DIR N   kills the kubelet of node N and starts it again; returns when the node is ready
 #   kube-nodes.sh reboot DIR N    everything on node N ends at once, what is not on its disk is gone, and it starts again; returns
 #                                 when the node is ready
+#   kube-nodes.sh readdress DIR IPV4 IPV6   gives the second node other addresses, and starts its kubelet again with them (with PROXY)
 #   kube-nodes.sh stop DIR
 #
 # Environment: KUBE_BIN, PREFIX (of the names of network namespaces; default kn), IMAGES (archives of mkimage.py; the one
@@ -36,11 +37,12 @@ exec nsenter -t $(first_process "$1") --mount --pid bash -c 'cd "\$1" && shift &
 C
   chmod 755 "$node/kube/kubelet"
 }
+second_address() { cat "$dir/address2" 2>/dev/null || echo 192.0.2.11; }
 node_name() { case $1 in 1) echo test-node ;; 2) echo node2 ;; esac; }
 # The kubelet of a node, again.
 kubelet_up() {
   local part=$dir/control address=192.0.2.10
-  [ "$1" = 1 ] || part=$dir/second address=192.0.2.11
+  [ "$1" = 1 ] || part=$dir/second address=$(second_address)
   PROXY=$(cat "$dir/proxy" 2>/dev/null || true) KUBE_BIN=$dir/node$1/kube NODE_NS=$prefix$1 \
     NODE_NAME=$(node_name "$1") NODE_IP=$address \
     CRI_SOCKET=$dir/node$1/cri/run/containerd.sock "$here/kube-up.sh" kubelet "$part"
@@ -149,6 +151,15 @@ kubelet)
   pkill -KILL -P "$(cat "$part/kubelet.pid")"
   for _ in $(seq 50); do kill -0 "$(cat "$part/kubelet.pid")" 2>/dev/null || break; sleep 0.1; done
   kubelet_up "$1" ;;
+readdress)
+  # As when a lease of DHCP ends: the old address goes with the routes that need it. The API server has the address of the first node.
+  in_network 2 ip addr del "$(second_address)/24" dev eth0
+  in_network 2 ip -6 addr flush dev eth0 scope global
+  in_network 2 ip addr add "$1/24" dev eth0
+  in_network 2 ip addr add "$2/64" dev eth0 nodad
+  in_network 2 ip route add default via 192.0.2.1
+  echo "$1" > "$dir/address2"
+  "$0" kubelet "$dir" 2 ;;
 run) KUBECONFIG=$dir/control/admin.kubeconfig exec nsenter --net="/run/netns/${prefix}1" "$@" ;;
 node)
   n=$1; shift
@@ -165,5 +176,5 @@ stop)
     fi
     ip netns del "$prefix$n" 2>/dev/null || true
   done ;;
-*) sed -n '2,22s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+*) sed -n '2,23s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac

@@ -231,10 +231,12 @@ impl Notice {
             Part::Kubernetes => "NebulaApiServerUnreachable",
             Part::Underlay => "NebulaLighthousesUnreachable",
             Part::Nodes => "NebulaNodesUnreachable",
+            Part::Gateway => "NebulaGatewayNotRunning",
         };
         let advice = if standing.advice.is_empty() { String::new() } else { format!(". {}", standing.advice) };
         let what = match part {
             Part::Underlay | Part::Nodes => "Pods of this node may be ready and not reach peers",
+            Part::Gateway => "Pods of this node without a tunnel of their own may not reach those of other nodes",
             Part::Policies => "Network policies of pods of this node are not all enforced as they are written",
             Part::Flows => "It is not kept who speaks to whom; pods go on",
             Part::FlowExport => "It is not exported who speaks to whom; pods go on",

@@ -46,7 +46,7 @@ pub(super) async fn ask(socket: &Path, after: u64, large: &Semaphore) -> Result<
     let asked = async {
         let mut stream = UnixStream::connect(socket).await.map_err(|_| AskError::Gone)?;
         stream.write_all(request(after).as_bytes()).await.map_err(unreadable)?;
-        let mut answer = Vec::new();
+        let mut answer = Vec::with_capacity(FIRST);
         (&mut stream).take(USUAL).read_to_end(&mut answer).await.map_err(unreadable)?;
         if answer.len() as u64 == USUAL {
             let _place = large.acquire().await.map_err(|_| AskError::Late)?;
@@ -61,6 +61,8 @@ fn unreadable(_: io::Error) -> AskError {
     AskError::Unreadable
 }
 
+/// What an answer of the usual number of records takes.
+const FIRST: usize = 48 << 10;
 /// An answer of a full ring takes a quarter of it.
 const USUAL: u64 = 1 << 20;
 const WITHIN: Duration = Duration::from_secs(2);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use nebula_cert::{json_line, visible};
 use nebula_cni_contract::clock::{Clock, SystemClock};
-use nebula_cni_contract::flow_records::{self, Filter, FlowRecord};
+use nebula_cni_contract::flow_records::{self, ConditionsOfPods, Filter, FlowRecord};
 
 use super::now_ms;
 use super::store::{Answer, Limits, Reader, StoreError};
@@ -23,30 +23,8 @@ pub struct Options {
     /// Only what instances of pods in this namespace recorded
     #[arg(short, long)]
     namespace: Option<String>,
-    /// Only what the instance of this pod recorded: NAMESPACE/NAME, or NAME
-    #[arg(long)]
-    pod: Option<String>,
-    /// Only flows with this address, name of a certificate, or pod NAMESPACE/NAME at one end
-    #[arg(long)]
-    peer: Option<String>,
-    /// Only flows that this pod opened: NAMESPACE/NAME, or the name in its certificate
-    #[arg(long, value_name = "POD")]
-    from_pod: Option<String>,
-    /// Only flows to this pod: NAMESPACE/NAME, or the name in its certificate
-    #[arg(long, value_name = "POD")]
-    to_pod: Option<String>,
-    /// Only flows to this port, before or after translation
-    #[arg(long)]
-    port: Option<u16>,
-    /// Only flows of this protocol: tcp, udp, sctp, icmp, icmpv6, or its number
-    #[arg(long, value_parser = Filter::protocol)]
-    protocol: Option<u8>,
-    /// Only flows that were allowed, refused, or would be refused by policies in audit
-    #[arg(long, value_parser = ["allowed", "audit", "refused"])]
-    verdict: Option<String>,
-    /// Only flows seen since then, such as 90s, 15m or 2h ago
-    #[arg(long, value_name = "TIME", value_parser = Filter::span_ms)]
-    since: Option<u64>,
+    #[command(flatten)]
+    wanted: ConditionsOfPods,
     /// Print at most this number of records, the newest
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     limit: u32,
@@ -125,17 +103,7 @@ impl Options {
     }
 
     fn filter(&self, now_ms: u64) -> Filter {
-        Filter {
-            namespace: self.namespace.clone(),
-            pod: self.pod.clone(),
-            from_pod: self.from_pod.clone(),
-            to_pod: self.to_pod.clone(),
-            peer: self.peer.clone(),
-            port: self.port,
-            protocol: self.protocol,
-            verdict: self.verdict.clone(),
-            since_ms: self.since.map(|since| now_ms.saturating_sub(since)),
-        }
+        self.wanted.filter(self.namespace.as_deref(), now_ms)
     }
 
     fn ask(&self, folder: &Path, filter: &Filter, after: u64) -> Result<Answer, FlowsError> {

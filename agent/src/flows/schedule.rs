@@ -103,8 +103,8 @@ const SHORTEST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(5);
 /// All are asked for the first time within this.
 const FIRST_WITHIN: Duration = Duration::from_secs(1);
-/// Records that an answer should have: a quarter of a ring.
-const WANTED: usize = 48;
+/// Records that an answer should have: a third of a ring.
+const WANTED: usize = 64;
 /// The pause after an answer is at least this many times what the answer took, so that a slow instance does not delay
 /// others.
 const SHARE: u32 = 9;

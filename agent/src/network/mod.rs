@@ -7,6 +7,7 @@
 //! operator may ask for keep the network that they have, with our plugin behind it.
 
 mod gateway;
+mod gateway_health;
 mod ranges;
 
 use std::pin::pin;
@@ -20,6 +21,7 @@ use nebula_cni_plugin::primary::settings::KEYS;
 use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 
+pub(crate) use self::gateway_health::watch as watch_gateway;
 use self::ranges::{NodeRanges, first_address};
 use crate::cluster::api;
 use crate::node::Node;

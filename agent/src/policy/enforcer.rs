@@ -16,7 +16,7 @@ use super::described::{Described, Packed};
 use super::numbers::Numbers;
 use super::report::Report;
 use super::said::Said;
-use super::{Bystander, Holder, OwnPod, Records};
+use super::{Bystander, Holder, OwnPod, Records, Relabelled};
 use crate::table::member::Addresses;
 
 /// What is known when a table is made.
@@ -58,6 +58,8 @@ pub(crate) struct Enforcer {
     epochs: VecDeque<(Instant, u64)>,
     /// What an earlier agent said, until everything has been listed once.
     carried: Option<Carried>,
+    /// Pods whose labels changed since unused numbers were released last.
+    relabelled: usize,
     report: Report,
 }
 
@@ -116,9 +118,33 @@ impl Enforcer {
         self.compile_changed();
         let (identities, bystanders) = (self.identities(scene), self.bystanders(scene));
         let mut records = Records { identities, programs: Vec::new(), bystanders };
-        let too_large = self.place_programs(scene, &mut records);
+        self.relabelled = 0;
+        let too_large = self.place_programs(scene.resolvers, &mut records);
         self.report = self.reported(too_large);
         records
+    }
+
+    /// For the next table, if only labels or named ports of these pods changed since the last one: their numbers, and
+    /// all programs. `None` if [`Enforcer::records`] has to make them.
+    pub(crate) fn relabelled(&mut self, pods: &[Relabelled], said: &Said, resolvers: &[IpAddr]) -> Option<Records> {
+        self.relabelled += pods.len();
+        if self.carried.is_some() || self.relabelled > MAX_RELABELLED {
+            return None;
+        }
+        let mut identities = Vec::new();
+        for pod in pods {
+            let (cluster, mentions) = (&mut self.cluster, &self.applied.mentions);
+            let identity = self.numbers.add(&pod.described, cluster, &said.namespaces, mentions)?;
+            identities.extend(pod.enrolled.iter().map(|address| (*address, Some(identity.number()))));
+            if let Some(own) = &pod.own {
+                self.relabel_own(own, identity)?;
+            }
+        }
+        self.compile_changed();
+        let mut records = Records { identities, ..Records::default() };
+        let too_large = self.place_programs(resolvers, &mut records);
+        self.report = self.reported(too_large);
+        Some(records)
     }
 
     /// A table with these records has been published.
@@ -213,6 +239,23 @@ impl Enforcer {
         }
     }
 
+    /// Gives an own pod its new number and programs. `None` if no own pod, or more than one, can be meant, or the pod
+    /// had no number.
+    fn relabel_own(&mut self, pod: &OwnPod, identity: Identity) -> Option<()> {
+        let shares = |addresses: &Addresses| addresses.iter().flatten().any(|it| pod.addresses.contains(&Some(*it)));
+        let mut found = self.own.iter_mut().filter(|(at, own)| own.incarnation == pod.incarnation && shares(at));
+        let (Some((_, own)), None) = (found.next(), found.next()) else { return None };
+        let before = own.identity?;
+        if before != identity {
+            self.cluster.watch(identity);
+            self.cluster.unwatch(before);
+            (own.identity, own.subject.identity) = (Some(identity), identity);
+            own.compiled = Direction::ALL.map(|direction| self.cluster.compile(&own.subject, direction));
+        }
+        own.described = Arc::clone(&pod.described);
+        Some(())
+    }
+
     fn compile_changed(&mut self) {
         let changed = self.cluster.take_changed();
         if changed.is_empty() {
@@ -244,7 +287,7 @@ impl Enforcer {
 
     /// Puts the programs into the records; returns how many pods are closed because those of their namespace are too
     /// large together: a table that is too large would be none for all pods of the node.
-    fn place_programs(&self, scene: &Scene<'_>, records: &mut Records) -> usize {
+    fn place_programs(&self, resolvers: &[IpAddr], records: &mut Records) -> usize {
         let (mut too_large, mut used) = (0, HashMap::<&str, usize>::new());
         let mut total = 0;
         for (addresses, own) in &self.own {
@@ -254,7 +297,7 @@ impl Enforcer {
             let fits = *used + len <= PROGRAMS_OF_NAMESPACE && total + len <= PROGRAMS;
             let programs = match fits {
                 true => own.compiled.each_ref().map(|program| program.bytes.clone()),
-                false => Direction::ALL.map(|direction| closed(&own.subject, direction, scene.resolvers)),
+                false => Direction::ALL.map(|direction| closed(&own.subject, direction, resolvers)),
             };
             too_large += usize::from(!fits);
             (*used, total) = if fits { (*used + len, total + len) } else { (*used, total) };
@@ -299,6 +342,8 @@ const TOO_LARGE: &str = "the programs of their namespace are too large together"
 /// Bytes of the programs of one namespace, and of all, on this node. The table may have four times as many.
 const PROGRAMS_OF_NAMESPACE: usize = 4 << 20;
 const PROGRAMS: usize = 16 << 20;
+/// Unused numbers make programs longer.
+const MAX_RELABELLED: usize = 256;
 /// Numbers that are given back together.
 const EPOCH: Duration = Duration::from_secs(60);
 /// Longer than an instance takes to use a table, or to be replaced.

@@ -21,61 +21,71 @@ enum Kind {
     Nodes,
 }
 
-/// What one policy mentions.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Mentioned(BTreeSet<(Kind, String)>);
+/// What one policy mentions, each once. A list, because there are thousands of policies and a set takes more memory.
+#[derive(Debug, Default)]
+pub(super) struct Mentioned(Box<[(Kind, Box<str>)]>);
+
+/// What of a policy has been read so far.
+#[derive(Default)]
+struct Found<'a>(BTreeSet<(Kind, &'a str)>);
 
 impl Mentioned {
     pub(super) fn by_policy(policy: &NetworkPolicy) -> Self {
-        let mut mentioned = Self::default();
-        mentioned.labels(Kind::Pods, &policy.subject);
+        let mut found = Found::default();
+        found.labels(Kind::Pods, &policy.subject);
         for rule in Direction::ALL.iter().flat_map(|direction| policy.rules(*direction)) {
             for peer in &rule.peers {
                 if let Peer::Pods(pods) = peer {
-                    mentioned.pods(pods);
+                    found.pods(pods);
                 }
             }
-            mentioned.ports(&rule.ports);
+            found.ports(&rule.ports);
         }
-        mentioned
+        found.all()
     }
 
     pub(super) fn by_cluster_policy(policy: &ClusterNetworkPolicy) -> Self {
-        let mut mentioned = Self::default();
-        mentioned.pods(&policy.subject);
+        let mut found = Found::default();
+        found.pods(&policy.subject);
         for rule in Direction::ALL.iter().flat_map(|direction| policy.rules(*direction)) {
             for peer in &rule.peers {
                 match peer {
-                    ClusterPeer::Pods(pods) => mentioned.pods(pods),
-                    ClusterPeer::Nodes(_) => drop(mentioned.0.insert((Kind::Nodes, String::new()))),
+                    ClusterPeer::Pods(pods) => found.pods(pods),
+                    ClusterPeer::Nodes(_) => drop(found.0.insert((Kind::Nodes, ""))),
                     ClusterPeer::Networks(_) | ClusterPeer::DomainNames(_) | ClusterPeer::Unreadable => {}
                 }
             }
-            mentioned.ports(&rule.protocols);
+            found.ports(&rule.protocols);
         }
-        mentioned
+        found.all()
+    }
+}
+
+impl<'a> Found<'a> {
+    fn all(self) -> Mentioned {
+        Mentioned(self.0.into_iter().map(|(kind, name)| (kind, name.into())).collect())
     }
 
-    fn pods(&mut self, selector: &PodSelector) {
+    fn pods(&mut self, selector: &'a PodSelector) {
         if let Namespaces::Matching(namespaces) = &selector.namespaces {
             self.labels(Kind::Namespaces, namespaces);
         }
         self.labels(Kind::Pods, &selector.pods);
     }
 
-    fn labels(&mut self, kind: Kind, selector: &Selector) {
+    fn labels(&mut self, kind: Kind, selector: &'a Selector) {
         self.0.extend(selector.requirements().iter().map(|requirement| {
             let (Requirement::In(key, _)
             | Requirement::NotIn(key, _)
             | Requirement::Exists(key)
             | Requirement::DoesNotExist(key)) = requirement;
-            (kind, key.clone())
+            (kind, key.as_str())
         }));
     }
 
-    fn ports(&mut self, ports: &[PortMatch]) {
+    fn ports(&mut self, ports: &'a [PortMatch]) {
         self.0.extend(ports.iter().filter_map(|port| match port {
-            PortMatch::Name { name, .. } => Some((Kind::Ports, name.clone())),
+            PortMatch::Name { name, .. } => Some((Kind::Ports, name.as_str())),
             PortMatch::Protocol(_) | PortMatch::Ports { .. } | PortMatch::Unreadable => None,
         }));
     }
@@ -92,7 +102,7 @@ pub(super) struct Mentions {
 impl Mentions {
     pub(super) fn add(&mut self, mentioned: &Mentioned) {
         for (kind, name) in &mentioned.0 {
-            let count = self.counts.entry(*kind).or_default().entry(name.clone()).or_default();
+            let count = self.counts.entry(*kind).or_default().entry(String::from(&**name)).or_default();
             *count += 1;
             self.version += u64::from(*count == 1);
         }
@@ -101,10 +111,10 @@ impl Mentions {
     pub(super) fn remove(&mut self, mentioned: &Mentioned) {
         for (kind, name) in &mentioned.0 {
             let Some(names) = self.counts.get_mut(kind) else { continue };
-            let Some(count) = names.get_mut(name) else { continue };
+            let Some(count) = names.get_mut(&**name) else { continue };
             *count -= 1;
             if *count == 0 {
-                names.remove(name);
+                names.remove(&**name);
                 self.version += 1;
             }
         }

@@ -59,6 +59,16 @@ pub(crate) struct Holder {
     pub(crate) described: Option<Arc<Described>>,
 }
 
+/// A pod of which only labels or named ports changed.
+#[derive(Debug, Clone)]
+pub(crate) struct Relabelled {
+    /// Its enrolled addresses.
+    pub(crate) enrolled: Vec<IpAddr>,
+    pub(crate) described: Arc<Described>,
+    /// The pod as it is shown, if it is of this node.
+    pub(crate) own: Option<OwnPod>,
+}
+
 /// A pod without a certificate.
 #[derive(Debug, Clone)]
 pub(crate) struct Bystander {

@@ -25,7 +25,7 @@ pub(super) struct Numbers {
 }
 
 /// A number, and what it was given by.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Known {
     /// The labels of the namespace, and the version of what is mentioned.
     namespace: Option<Arc<Packed>>,
@@ -48,29 +48,13 @@ impl Numbers {
         // A pod gets its new number before the old one is taken back.
         let mut released = Vec::new();
         for described in all {
-            let unknown = || Known { namespace: None, mentions: 0, identity: None, round: 0 };
             let entry = self.known.entry(place(described));
-            let (_, known) = entry.or_insert_with(|| (Arc::clone(described), unknown()));
+            let (_, known) = entry.or_insert_with(|| (Arc::clone(described), Known::default()));
             if known.round == self.round {
                 continue;
             }
             known.round = self.round;
-            let namespace = namespaces.get(&*described.namespace).and_then(Option::as_ref);
-            let is_same = match (&known.namespace, namespace) {
-                (Some(before), Some(now)) => Arc::ptr_eq(before, now),
-                _ => false,
-            };
-            if is_same && known.mentions == mentions.version() && known.identity.is_some() {
-                continue;
-            }
-            let profile = namespace.and_then(|namespace| profile(described, namespace, mentions));
-            (known.namespace, known.mentions) = (namespace.cloned(), mentions.version());
-            let before = known.identity.and_then(|identity| cluster.identities().profile(identity));
-            if profile.is_some() && profile.as_ref() == before {
-                continue;
-            }
-            released.extend(known.identity.take());
-            known.identity = profile.and_then(|profile| cluster.identify(profile).ok());
+            released.extend(known.renew(described, cluster, namespaces, mentions));
         }
         let round = self.round;
         self.known.retain(|_, (_, known)| {
@@ -83,6 +67,24 @@ impl Numbers {
         released.into_iter().for_each(|identity| cluster.release(identity));
     }
 
+    /// Gives a number to one more, until the next [`Numbers::sync`] without it; `None` for the reasons of
+    /// [`Numbers::of`].
+    pub(super) fn add(
+        &mut self,
+        described: &Arc<Described>,
+        cluster: &mut Cluster,
+        namespaces: &Namespaces,
+        mentions: &Mentions,
+    ) -> Option<Identity> {
+        let entry = self.known.entry(place(described));
+        let (_, known) = entry.or_insert_with(|| (Arc::clone(described), Known::default()));
+        known.round = self.round;
+        let released = known.renew(described, cluster, namespaces, mentions);
+        let identity = known.identity;
+        released.into_iter().for_each(|identity| cluster.release(identity));
+        identity
+    }
+
     /// The number of one that was in the last [`Numbers::sync`]; `None` if the labels of its namespace are not known,
     /// or it has too many labels, or there are too many numbers.
     pub(super) fn of(&self, described: &Arc<Described>) -> Option<Identity> {
@@ -92,6 +94,35 @@ impl Numbers {
     /// How many have none.
     pub(super) fn without(&self) -> usize {
         self.known.values().filter(|(_, known)| known.identity.is_none()).count()
+    }
+}
+
+impl Known {
+    /// Gives it its number; returns the one before, if it has another one now.
+    fn renew(
+        &mut self,
+        described: &Described,
+        cluster: &mut Cluster,
+        namespaces: &Namespaces,
+        mentions: &Mentions,
+    ) -> Option<Identity> {
+        let namespace = namespaces.get(&*described.namespace).and_then(Option::as_ref);
+        let is_same = match (&self.namespace, namespace) {
+            (Some(before), Some(now)) => Arc::ptr_eq(before, now),
+            _ => false,
+        };
+        if is_same && self.mentions == mentions.version() && self.identity.is_some() {
+            return None;
+        }
+        let profile = namespace.and_then(|namespace| profile(described, namespace, mentions));
+        (self.namespace, self.mentions) = (namespace.cloned(), mentions.version());
+        let before = self.identity.and_then(|identity| cluster.identities().profile(identity));
+        if profile.is_some() && profile.as_ref() == before {
+            return None;
+        }
+        let before = self.identity.take();
+        self.identity = profile.and_then(|profile| cluster.identify(profile).ok());
+        before
     }
 }
 

@@ -31,6 +31,8 @@ pub struct ClearPolicies<S = NodeSets> {
     /// What the kernel listed last, and its generation then. A list has six sets or more of every captured pod, and is
     /// asked for every second, also where no pod is judged in clear.
     listed: Option<(u32, Vec<Judged>)>,
+    /// Whom the pods met at the last write; `None` without a pod that is judged.
+    peers: Option<Peers>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -122,7 +124,20 @@ impl<S: Sets> ClearPolicies<S> {
 
     /// Makes the sets of these pods say what the programs say of `peers`. A pod without programs keeps what it has. A
     /// failure is tried again with the next change or look.
-    pub fn replace(&mut self, judged: &[Judged], programs: &[Programs], peers: &Peers) {
+    pub fn replace(&mut self, judged: &[Judged], programs: &[Programs], peers: Peers) {
+        self.write(judged, programs, &peers);
+        self.peers = (!judged.is_empty()).then_some(peers);
+    }
+
+    /// Does the same with the peers of the last time; returns whether they are known.
+    pub fn replace_programs(&mut self, judged: &[Judged], programs: &[Programs]) -> bool {
+        let Some(peers) = self.peers.take() else { return judged.is_empty() };
+        self.write(judged, programs, &peers);
+        self.peers = Some(peers);
+        true
+    }
+
+    fn write(&mut self, judged: &[Judged], programs: &[Programs], peers: &Peers) {
         let names: BTreeSet<&str> = judged.iter().map(|pod| pod.attachment.as_str()).collect();
         self.written.retain(|attachment, _| names.contains(attachment.as_str()));
         self.without_programs.clear();
@@ -339,7 +354,7 @@ mod tests {
         let (judged, peers) = (policies.judged(), Peers::default());
         let write = |policies: &mut ClearPolicies<Kernel>, programs: &[Programs], peers: &Peers| {
             let judged = policies.judged();
-            policies.replace(&judged, programs, peers);
+            policies.replace(&judged, programs, peers.clone());
             let written = policies.sets.written.take();
             written.into_iter().map(|(attachment, _)| attachment).collect::<Vec<_>>()
         };
@@ -356,7 +371,7 @@ mod tests {
 
         // A failure, and sets that somebody has made again.
         policies.sets.refuses.replace(true);
-        policies.replace(&judged, &both, &more);
+        policies.replace(&judged, &both, more.clone());
         assert!(policies.are_outdated());
         policies.sets.refuses.replace(false);
         assert_eq!(write(&mut policies, &both, &more), ["a"]);
@@ -381,7 +396,7 @@ mod tests {
         }
         assert_eq!(*policies.sets.lists.borrow(), 2);
         let judged = policies.judged();
-        policies.replace(&judged, &[programs(7, false)], &Peers::default());
+        policies.replace(&judged, &[programs(7, false)], Peers::default());
         for _ in 0..100 {
             assert!(!policies.are_outdated());
         }

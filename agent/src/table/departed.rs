@@ -12,7 +12,7 @@ use nebula_cni_contract::cluster_table::{Layout, MAX_BYTES};
 use tokio::time::Instant;
 
 use super::judgement::Judgement;
-use super::seeded::{Map, Set};
+use super::seeded::Map;
 use crate::durable;
 
 /// The addresses, with the time when their pods were gone.
@@ -20,7 +20,7 @@ use crate::durable;
 pub struct Departed {
     pause: Duration,
     /// Addresses of enrolled pods, and of those that may be, when this was looked at last.
-    taken: Set<IpAddr>,
+    taken: Box<[IpAddr]>,
     since: Map<IpAddr, Instant>,
     /// When the first of those addresses that other pods have may be spoken to.
     due: Option<Instant>,
@@ -28,7 +28,7 @@ pub struct Departed {
 
 impl Default for Departed {
     fn default() -> Self {
-        Self { pause: PAUSE, taken: Set::default(), since: Map::default(), due: None }
+        Self { pause: PAUSE, taken: Box::default(), since: Map::default(), due: None }
     }
 }
 
@@ -50,11 +50,12 @@ impl Departed {
 
     /// Takes the addresses out of those that are known not to be enrolled.
     pub fn withhold(&mut self, judgement: &mut Judgement, now: Instant) {
-        let enrolled = judgement.enrolled.iter().map(|(address, _)| *address);
-        let taken: Set<IpAddr> = enrolled.chain(judgement.claimed.iter().copied()).collect();
+        // Almost all of them are in both.
+        let mut taken = std::mem::take(&mut judgement.claimed);
+        taken.extend(judgement.enrolled.iter().map(|(address, _)| *address));
         self.since.retain(|address, since| now < *since + self.pause && !taken.contains(address));
-        self.since.extend(self.taken.difference(&taken).map(|address| (*address, now)));
-        self.taken = taken;
+        self.since.extend(self.taken.iter().filter(|address| !taken.contains(*address)).map(|address| (*address, now)));
+        self.taken = taken.into_iter().collect();
         self.due = None;
         for (address, since) in &self.since {
             if judgement.clear.remove(address) {

@@ -12,7 +12,7 @@ use super::judgement::{Judgement, first_host};
 use crate::policy::carried::Carried;
 use crate::policy::enforcer::{Enforcer, NodeSeen, Scene};
 use crate::policy::report::{Report, Unasked};
-use crate::policy::{Records, asking};
+use crate::policy::{Records, Relabelled, asking};
 
 /// Keeps what policies put into the table of this node.
 #[derive(Debug, Default)]
@@ -88,12 +88,30 @@ impl Enforced {
             nodes: &nodes,
         };
         let records = self.enforcer.records(&scene);
+        self.reported(began);
+        records
+    }
+
+    /// What a table is to say after only labels or named ports of these pods changed; `None` if [`Enforced::records`]
+    /// has to make it.
+    pub(super) fn relabelled(
+        &mut self,
+        settings: &PolicySettings,
+        facts: &Facts,
+        pods: &[Relabelled],
+    ) -> Option<Records> {
+        let began = SystemClock.now();
+        let records = self.enforcer.relabelled(pods, &facts.said, &facts.resolvers(&settings.dns));
+        self.reported(began);
+        records
+    }
+
+    fn reported(&mut self, began: Instant) {
         let took = self.report.took + SystemClock.now().saturating_duration_since(began);
         let unasked = std::mem::take(&mut self.report.unasked);
         let report = Report { took, unasked, ..self.enforcer.report().clone() };
         report.log_news(&self.report);
         self.report = report;
-        records
     }
 
     /// Takes how many pods are closed in clear, because what their policies say of addresses is too much.

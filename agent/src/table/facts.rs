@@ -8,9 +8,9 @@ use super::endpoints::Slice;
 use super::kept::{Kept, Name};
 use super::member::{Member, PodId};
 use super::nodes::NodeFacts;
+use super::pods::Pods;
 use super::seeded::Map;
 use super::services::Service;
-use super::shown::Shown;
 use crate::policy::said::Said;
 
 /// All that the table is made of. Each input replaces its part, one object at a time or as a whole; each
@@ -22,7 +22,7 @@ pub struct Facts {
     pub(super) slices: Kept<Vec<Slice>>,
     pub(super) members: Map<PodId, Member>,
     /// What the API server shows of pods.
-    pub(super) pods: Map<PodId, Shown>,
+    pub(super) pods: Pods,
     pub(super) nodes: Map<Name, NodeFacts>,
     /// What counts for policies only.
     pub(crate) said: Said,

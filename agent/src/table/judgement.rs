@@ -209,7 +209,7 @@ impl Facts {
 }
 
 impl Member {
-    fn all(&self) -> impl Iterator<Item = IpAddr> {
+    pub(super) fn all(&self) -> impl Iterator<Item = IpAddr> {
         self.addresses.iter().flatten().copied()
     }
 }

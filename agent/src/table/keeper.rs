@@ -6,37 +6,22 @@ use std::time::Duration;
 
 use nebula_cni_contract::clock::{Clock, SystemClock};
 use nebula_cni_contract::launch::CLUSTER_TABLE;
-use nebula_cni_policy::flat::Peers;
-use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::Shared;
-use super::clear_policies::ClearPolicies;
-use super::clear_sets::ClearSets;
-use super::departed::Departed;
-use super::enforced::Enforced;
 use super::facts::Input;
-use super::service_choices::ServiceChoices;
-use super::writer::{WriteError, Writer};
+use super::outputs::Outputs;
+use super::writer::WriteError;
 use crate::metrics::Metrics;
 use crate::node::Unenforced;
 use crate::readiness::{Part, Readiness, Standing};
-use crate::underlay::nodes::Ports;
 
 /// Writes the table whenever the facts change.
 pub(super) struct Keeper {
     pub(super) shared: Arc<Shared>,
-    /// Name of the node.
-    pub(super) node: String,
-    pub(super) writer: Writer,
+    pub(super) outputs: Outputs,
     pub(super) metrics: Arc<Metrics>,
     pub(super) readiness: Readiness,
-    pub(super) ports: watch::Sender<Ports>,
-    pub(super) departed: Departed,
-    pub(super) clear_sets: ClearSets,
-    pub(super) clear_policies: ClearPolicies,
-    pub(super) service_choices: ServiceChoices,
-    pub(super) enforced: Enforced,
     pub(super) unenforced: Unenforced,
     /// Why the table could not be written last.
     pub(super) failure: Option<WriteError>,
@@ -50,7 +35,7 @@ impl Keeper {
                 () = self.shared.changed.notified() => true,
                 () = tokio::time::sleep(LOOK_EVERY) => false,
             };
-            let is_over = self.departed.is_due(Instant::now());
+            let is_over = self.outputs.departed.is_due(Instant::now());
             if is_over {
                 self.shared.facts().changes += 1;
             }
@@ -58,22 +43,15 @@ impl Keeper {
             // A failure of its own is tried again no more often than this.
             let is_due = has_changed || is_over || self.policies_wait();
             if missing.is_empty() && self.shared.policies_missing().is_some() {
-                self.enforced.look(SystemClock.now());
+                self.outputs.enforced.look(SystemClock.now());
             }
-            if missing.is_empty() && (is_due || !self.writer.is_there()) {
+            if missing.is_empty() && (is_due || !self.outputs.writer.is_there()) {
                 // The first change is written at once; what comes close behind it is gathered.
                 let Some(took) = self.write().await else { return };
                 self.report(&missing);
                 tokio::time::sleep((took * SHARE).clamp(WRITE_EVERY, MAX_GATHER)).await;
             } else {
-                if missing.is_empty() && self.clear_sets.are_outdated() {
-                    let mut judgement = self.shared.facts().judge(&self.node);
-                    self.departed.withhold(&mut judgement, Instant::now());
-                    self.clear_sets.replace(&judgement.clear);
-                }
-                if self.writer.is_of_this_agent() {
-                    self.service_choices.look();
-                }
+                self.outputs.look(&self.shared.facts(), missing.is_empty());
                 self.report(&missing);
             }
         }
@@ -82,56 +60,22 @@ impl Keeper {
     /// Whether policies are known, and some pod has none of them for what it exchanges in clear.
     fn policies_wait(&mut self) -> bool {
         let are_known = self.shared.policies_missing().is_some_and(|missing| missing.is_empty());
-        are_known && self.clear_policies.are_outdated()
+        are_known && self.outputs.clear_policies.are_outdated()
     }
 
     /// `None` if the process ends.
     async fn write(&mut self) -> Option<Duration> {
-        let (shared, node) = (Arc::clone(&self.shared), self.node.clone());
-        let (mut writer, mut clear_sets) = (std::mem::take(&mut self.writer), std::mem::take(&mut self.clear_sets));
-        let mut service_choices = std::mem::take(&mut self.service_choices);
-        let (mut departed, now) = (std::mem::take(&mut self.departed), Instant::now());
-        let (ports, mut enforced) = (self.ports.clone(), std::mem::take(&mut self.enforced));
-        let mut clear_policies = std::mem::take(&mut self.clear_policies);
-        let (kept, outcome, counts) = tokio::task::spawn_blocking(move || {
-            let facts = shared.facts();
-            let mut judgement = facts.judge(&node);
-            departed.withhold(&mut judgement, now);
-            if let Some(settings) = &facts.settings.policies {
-                let judged = clear_policies.judged();
-                if judged.is_empty() {
-                    judgement.bystanders.clear();
-                }
-                judgement.policy = enforced.records(settings, &facts, &judgement, &node);
-                // Until policies are known, pods keep what an earlier agent wrote.
-                if facts.missing_for_policies().is_empty() {
-                    // Without a pod that is judged in clear nobody asks whom it meets.
-                    let peers = if judged.is_empty() { Peers::default() } else { facts.peers_in_clear(&judgement) };
-                    clear_policies.replace(&judged, &judgement.policy.programs, &peers);
-                    enforced.closed_in_clear(clear_policies.too_much());
-                }
-            }
-            // First, so that what has become enrolled is closed before anybody sends to it through its tunnel.
-            clear_sets.replace(&judgement.clear);
-            ports.send_replace(judgement.ports_elsewhere());
-            let counts = facts.counts(&judgement);
-            let outcome = writer.write(&facts, &judgement, &node);
-            drop(facts);
-            let outcome = outcome.map(|(written, choices)| {
-                enforced.published();
-                if let Some(choices) = choices {
-                    service_choices.replace(judgement.of_this_node, choices);
-                }
-                written
-            });
-            ((writer, departed, clear_sets, clear_policies, service_choices, enforced), outcome, counts)
-        })
-        .await
-        .ok()?;
-        (self.writer, self.departed, self.clear_sets, self.clear_policies, self.service_choices, self.enforced) = kept;
+        let (shared, mut outputs) = (Arc::clone(&self.shared), std::mem::take(&mut self.outputs));
+        let now = Instant::now();
+        let write = tokio::task::spawn_blocking(move || {
+            let outcome = outputs.write(&mut shared.facts(), now);
+            (outputs, outcome)
+        });
+        let (outputs, outcome) = write.await.ok()?;
+        self.outputs = outputs;
         match outcome {
             Ok(written) => {
-                self.metrics.table_written(&written, &counts);
+                self.metrics.table_written(&written, &self.outputs.counts);
                 self.failure = None;
                 Some(written.took)
             }
@@ -147,7 +91,7 @@ impl Keeper {
     /// Says how the policies stand.
     fn report_policies(&self, missing: &[Input], problems: &BTreeMap<&'static str, (String, Duration)>) {
         let Some(unlisted) = self.shared.policies_missing() else { return };
-        let report = self.enforced.report();
+        let report = self.outputs.enforced.report();
         self.metrics.policies(report);
         self.unenforced.set(report.unasked.iter().map(|pod| pod.incarnation).collect());
         self.metrics.policy_inputs(Input::OF_POLICIES.map(|input| {
@@ -185,7 +129,7 @@ impl Keeper {
             let missing: Vec<String> = missing.iter().map(why).collect();
             let waits = format!("waits for {}", missing.join(", "));
             // Instances work on with the table of an earlier agent.
-            let standing = match self.writer.version() {
+            let standing = match self.outputs.writer.version() {
                 0 => Standing::bad(waits).advice("captured pods reach nothing until then; see docs/cluster.md"),
                 version => Standing::good(format!("version {version} of an earlier agent; {waits}")),
             };
@@ -198,7 +142,7 @@ impl Keeper {
         }
         if let Some((input, (why, _))) = problems.iter().next() {
             self.readiness.set(Part::Table, Standing::good(format!("works on with what it has: {input}: {why}")));
-        } else if self.writer.is_there() {
+        } else if self.outputs.writer.is_there() {
             let facts = self.shared.facts();
             let crowded: Vec<&str> = facts.crowded().into_iter().take(NAMED).collect();
             let standing = Standing::good(format!("is current in {CLUSTER_TABLE}"));

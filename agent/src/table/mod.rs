@@ -18,8 +18,11 @@ mod keeper;
 pub mod kept;
 pub mod member;
 pub mod nodes;
+mod outputs;
+mod pods;
 pub mod ranges;
 mod records;
+mod relabel;
 pub(crate) mod seeded;
 pub mod service_choices;
 pub mod services;
@@ -38,14 +41,12 @@ use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use self::clear_policies::ClearPolicies;
-use self::clear_sets::ClearSets;
 use self::departed::Departed;
 use self::directory::DirectoryClient;
 use self::enforced::Enforced;
 use self::facts::{Facts, Input};
 use self::keeper::Keeper;
-use self::service_choices::ServiceChoices;
+use self::outputs::Outputs;
 use self::shown::{Namespaces, Rules};
 use self::writer::Writer;
 use crate::ca::Target;
@@ -129,24 +130,9 @@ pub async fn keep(
         }
         false => Enforced::default(),
     };
-    let (clear_sets, service_choices) = (ClearSets::default(), ServiceChoices::default());
-    Keeper {
-        shared,
-        node: name,
-        writer,
-        metrics,
-        readiness,
-        ports,
-        departed,
-        clear_sets,
-        clear_policies: ClearPolicies::default(),
-        service_choices,
-        enforced,
-        unenforced: node.unenforced.clone(),
-        failure: None,
-    }
-    .run()
-    .await;
+    let outputs = Outputs { node: name, writer, ports, departed, enforced, ..Outputs::default() };
+    let unenforced = node.unenforced.clone();
+    Keeper { shared, outputs, metrics, readiness, unenforced, failure: None }.run().await;
 }
 
 /// Starts to follow everything that the API server knows.

@@ -35,9 +35,10 @@ impl Facts {
         let mut services: Vec<(&Name, &Service)> = self.services.iter().collect();
         services.sort_unstable_by_key(|(name, service)| (service.created, *name));
         // No load balancer has the address of a node, a pod or a Service: those who may write its status are not asked.
+        let is_any_balanced = services.iter().any(|(_, service)| service.is_balanced());
         let clusters = services.iter().flat_map(|(_, service)| service.addresses());
         let pods = judgement.enrolled.iter().map(|(address, _)| address).chain(&judgement.clear);
-        let reserved = clusters.chain(pods).chain(&judgement.nodes).copied().collect();
+        let reserved = clusters.chain(pods).chain(&judgement.nodes).filter(|_| is_any_balanced).copied().collect();
         let (mut taken, mut left) = (Taken { reserved, ..Taken::default() }, HashMap::new());
         for (name, service) in services {
             let slices = slices.get(&**name).map(Vec::as_slice).unwrap_or_default();

@@ -75,6 +75,11 @@ impl Service {
         &self.addresses
     }
 
+    /// Whether a load balancer has addresses for it.
+    pub(super) fn is_balanced(&self) -> bool {
+        !self.balanced.is_empty()
+    }
+
     /// Each of its ports at each cluster IP.
     pub(super) fn ports_of_clusters(&self) -> impl Iterator<Item = (IpAddr, &Port)> {
         self.addresses.iter().flat_map(|address| self.ports.iter().map(|port| (*address, port)))

@@ -187,18 +187,17 @@ impl Cluster {
     }
 
     fn write(&mut self) {
-        let keeper = Keeper {
-            ports: watch::Sender::default(),
-            shared: Arc::clone(&self.shared),
+        let outputs = Outputs {
             node: "n1".to_owned(),
             writer: Writer::open(&self.path()),
+            departed: Departed::pausing(Duration::from_secs(1)),
+            ..Outputs::default()
+        };
+        let keeper = Keeper {
+            shared: Arc::clone(&self.shared),
+            outputs,
             metrics: Arc::clone(&self.metrics),
             readiness: self.readiness.clone(),
-            departed: Departed::pausing(Duration::from_secs(1)),
-            clear_sets: ClearSets::default(),
-            clear_policies: ClearPolicies::default(),
-            service_choices: ServiceChoices::default(),
-            enforced: Enforced::default(),
             unenforced: Unenforced::default(),
             failure: None,
         };
@@ -243,7 +242,7 @@ impl Cluster {
     async fn until(&self, what: &str, address: &str, port: u16, is_so: impl Fn(&Table<'_>, Found) -> bool) {
         let address: IpAddr = address.parse().unwrap();
         let mut last = None;
-        for _ in 0..1_000 {
+        for _ in 0..6_000 {
             if let Ok(bytes) = fs::read(self.path()) {
                 let layout = Layout::read(&bytes).unwrap();
                 let table = layout.table(&bytes);
@@ -487,18 +486,16 @@ async fn a_table_that_cannot_be_written_is_told_and_tried_again() {
     for input in Input::ALL {
         shared.facts().is_heard(input);
     }
-    let keeper = Keeper {
-        ports: watch::Sender::default(),
-        shared: Arc::clone(&shared),
+    let outputs = Outputs {
         node: "n1".to_owned(),
         writer: Writer::open(&dir.path().join("cluster/table")),
+        ..Outputs::default()
+    };
+    let keeper = Keeper {
+        shared: Arc::clone(&shared),
+        outputs,
         metrics: Arc::new(Metrics::new(true)),
         readiness: readiness.clone(),
-        departed: Departed::default(),
-        clear_sets: ClearSets::default(),
-        clear_policies: ClearPolicies::default(),
-        service_choices: ServiceChoices::default(),
-        enforced: Enforced::default(),
         unenforced: Unenforced::default(),
         failure: None,
     };

@@ -75,7 +75,6 @@ impl Writer {
         node: &str,
     ) -> Result<(Written, Option<Vec<Choice>>), WriteError> {
         let began = SystemClock.now();
-        let failed = |source| WriteError { path: self.path.clone(), source };
         // A change can be in a table that was written before its notification was handled.
         if self.written == Some(facts.changes) && self.is_there() {
             return Ok((Written { version: self.version, bytes: None, took: took(began) }, None));
@@ -91,13 +90,49 @@ impl Writer {
         let (bytes, choices) = facts.table(judgement, node, version);
         if bytes.len() as u64 > MAX_BYTES {
             let text = format!("{} bytes are more than instances read", bytes.len());
-            return Err(failed(io::Error::new(io::ErrorKind::FileTooLarge, text)));
+            return Err(self.failed(io::Error::new(io::ErrorKind::FileTooLarge, text)));
         }
-        make_folder(&self.path).map_err(failed)?;
-        durable::replace(&self.path, 0o644, &mut bytes.as_slice(), |_| Ok(())).map_err(failed)?;
-        self.version = version;
-        self.written = Some(facts.changes);
+        self.put(facts, &bytes, version)?;
         Ok((Written { version, bytes: Some(bytes.len()), took: took(began) }, Some(choices)))
+    }
+
+    /// Number of changes since the table that is there; `None` if an earlier agent wrote it.
+    pub(super) fn changes_since(&self, facts: &Facts) -> Option<u64> {
+        self.written.and_then(|written| facts.changes.checked_sub(written))
+    }
+
+    /// Replaces the table by what `revise` makes of its bytes and the next version; `None` if the file is not the one
+    /// that was written last, or `revise` returns nothing.
+    ///
+    /// # Errors
+    /// Returns the file system's error.
+    pub fn revise(
+        &mut self,
+        facts: &Facts,
+        revise: impl FnOnce(&[u8], u64) -> Option<Vec<u8>>,
+    ) -> Result<Option<Written>, WriteError> {
+        let began = SystemClock.now();
+        let Ok(here) = durable::read_bounded(&self.path, MAX_BYTES) else { return Ok(None) };
+        let version = next_version(self.version, SystemClock.unix_seconds());
+        let is_ours = version_of(&here) == Some(self.version);
+        let Some(bytes) = is_ours.then(|| revise(&here, version)).flatten() else { return Ok(None) };
+        if bytes.len() as u64 > MAX_BYTES {
+            return Ok(None);
+        }
+        self.put(facts, &bytes, version)?;
+        Ok(Some(Written { version, bytes: Some(bytes.len()), took: took(began) }))
+    }
+
+    fn put(&mut self, facts: &Facts, bytes: &[u8], version: u64) -> Result<(), WriteError> {
+        make_folder(&self.path).map_err(|error| self.failed(error))?;
+        let put = durable::replace(&self.path, 0o644, &mut &*bytes, |_| Ok(()));
+        put.map_err(|error| self.failed(error))?;
+        (self.version, self.written) = (version, Some(facts.changes));
+        Ok(())
+    }
+
+    fn failed(&self, source: io::Error) -> WriteError {
+        WriteError { path: self.path.clone(), source }
     }
 
     /// Whether the file is as it was written last. Somebody may have removed it.

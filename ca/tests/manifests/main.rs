@@ -102,8 +102,20 @@ fn check(document: &Value) -> Vec<String> {
 }
 
 /// Everything that the chart made, and what was written by hand.
-const ALL: [&str; 11] =
-    [NEBULA, NEBULA_CAPTURE, REPLICAS, UNINSTALL, EVERY_OPTION, OUTSIDE, CAPTURE, NAMESPACE, INJECTION, POD, PROXY];
+const ALL: [&str; 12] = [
+    NEBULA,
+    NEBULA_CAPTURE,
+    REPLICAS,
+    UNINSTALL,
+    EVERY_OPTION,
+    OUTSIDE,
+    CAPTURE,
+    PRIMARY,
+    NAMESPACE,
+    INJECTION,
+    POD,
+    PROXY,
+];
 const NEBULA: &str = "kubernetes/nebula.yaml";
 /// The same with capture.
 const NEBULA_CAPTURE: &str = "kubernetes/nebula-capture.yaml";
@@ -119,6 +131,8 @@ const EVERY_OPTION: &str = "../.ci/chart/other.yaml";
 const OUTSIDE: &str = "../.ci/chart/outside.yaml";
 /// Rendered from `.ci/chart/capture-values.yaml`.
 const CAPTURE: &str = "../.ci/chart/capture.yaml";
+/// Rendered from `.ci/chart/primary-values.yaml`.
+const PRIMARY: &str = "../.ci/chart/primary.yaml";
 
 /// The object of this kind and name.
 fn object(path: &str, kind: &str, name: &str) -> Option<Value> {
@@ -230,7 +244,7 @@ fn a_misspelt_field_is_noticed() {
 
 #[test]
 fn every_policy_that_the_chart_makes_is_one_that_the_service_takes() {
-    for path in [NEBULA, REPLICAS, EVERY_OPTION] {
+    for path in [NEBULA, REPLICAS, EVERY_OPTION, PRIMARY] {
         let policy = text_of(path, "nebula-ca", "policy.jsonc");
         nebula_ca::Policy::parse(&policy).unwrap_or_else(|error| panic!("{path}: {error}"));
     }
@@ -273,14 +287,16 @@ fn before_anything_is_replaced_the_new_programs_read_what_they_will_be_given() {
 }
 
 #[test]
-fn the_accounts_of_the_policy_are_those_that_agents_and_lighthouses_run_as() {
-    for (path, namespace) in [(NEBULA, "nebula-system"), (EVERY_OPTION, "other")] {
+fn the_accounts_of_the_policy_are_those_that_agents_lighthouses_and_gateways_run_as() {
+    for (path, namespace) in [(NEBULA, "nebula-system"), (EVERY_OPTION, "other"), (PRIMARY, "nebula-system")] {
         let policy: Value = serde_json::from_str(&text_of(path, "nebula-ca", "policy.jsonc")).expect("JSON");
+        let gateways = (&policy["gateways"]["account"], "DaemonSet", "nebula-gateway");
+        assert_eq!(object(path, "DaemonSet", "nebula-gateway").is_some(), path == PRIMARY);
         let accounts = [
             (&policy["kubernetes"]["node_account"], "DaemonSet", "nebula-cni-agent"),
             (&policy["lighthouses"]["account"], "StatefulSet", "nebula-lighthouse"),
         ];
-        for (account, kind, name) in accounts {
+        for (account, kind, name) in accounts.into_iter().chain((path == PRIMARY).then_some(gateways)) {
             let pod = pod_of(path, kind, name);
             let runs_as = pod["serviceAccountName"].as_str().expect("an account");
             assert_eq!(account, &json!(format!("{namespace}/{runs_as}")), "{path}");
@@ -337,16 +353,18 @@ fn the_agent_runs_on_every_node_and_its_chain_is_never_called_for_it() {
 }
 
 #[test]
-fn only_the_agent_is_privileged_and_all_others_have_no_capability_and_no_root() {
+fn only_agent_and_gateway_are_privileged_and_all_others_have_no_capability_and_no_root() {
     for path in ALL {
         for document in documents(path) {
             let name = document["metadata"]["name"].as_str().expect("a name");
             let pod = &document["spec"]["template"]["spec"];
-            let may = ["nebula-cni-agent", "nebula-cni-uninstall"].contains(&name);
+            let may = ["nebula-cni-agent", "nebula-cni-uninstall", "nebula-gateway"].contains(&name);
             for container in containers(pod) {
                 let context = &container["securityContext"];
                 assert_eq!(context["readOnlyRootFilesystem"], true, "{path}, {name}: {container}");
-                if may && context["privileged"] == true {
+                // The gateway's init container, which speaks to the CA, is not. It is root, as the daemon that goes
+                // on with its files.
+                if may && context["privileged"] == true && container["name"] != "enrol" {
                     continue;
                 }
                 assert!(
@@ -354,8 +372,9 @@ fn only_the_agent_is_privileged_and_all_others_have_no_capability_and_no_root() 
                     "{path}, {name}"
                 );
                 assert_eq!(context["capabilities"], json!({"drop": ["ALL"]}), "{path}, {name}");
+                let is_root = name == "nebula-gateway" && context["runAsUser"] == 0;
                 assert!(
-                    pod["securityContext"]["runAsNonRoot"] == true || context["runAsNonRoot"] == true,
+                    is_root || pod["securityContext"]["runAsNonRoot"] == true || context["runAsNonRoot"] == true,
                     "{path}, {name}"
                 );
             }
@@ -399,7 +418,10 @@ fn the_agent_may_evict_label_and_taint_only_where_the_values_ask_for_it() {
 }
 
 #[test]
-fn lighthouses_have_no_right_at_the_api_server_and_a_node_each() {
+fn lighthouses_and_gateways_have_no_right_at_the_api_server_and_a_node_each() {
+    let gateway = pod_of(PRIMARY, "DaemonSet", "nebula-gateway");
+    assert_eq!(gateway["automountServiceAccountToken"], false);
+    assert!(!documents(PRIMARY).into_iter().any(|document| has_subject(&document, "nebula-gateway")));
     let pod = pod_of(NEBULA, "StatefulSet", "nebula-lighthouse");
     assert_eq!(pod["automountServiceAccountToken"], false);
     let bound = documents(NEBULA).into_iter().any(|document| has_subject(&document, "nebula-lighthouse"));

@@ -111,7 +111,7 @@ fn the_proxy_is_given_for_one_port_of_two_services_only_and_bound_to_nobody() {
             }
         }
     }
-    assert_eq!(seen, 4, "two manifests have both, with agent.api.port and ca.revocation");
+    assert_eq!(seen, 5, "two manifests have both, with agent.api.port and ca.revocation, and one has the first");
     let given = given();
     let proxies: Vec<_> = given.iter().filter(|((_, _, on), _)| on.iter().any(|on| on.ends_with("/proxy"))).collect();
     assert!(proxies.is_empty(), "{proxies:?}");

@@ -175,7 +175,13 @@ fn one_source_waits(target: &Target, connections: usize) -> [Duration; 2] {
     });
     assert!(waits.iter().all(|wait| *wait < SOON), "{waits:?}");
     target.ca.output("certificate revoke", &["web-700.shop.pod"]);
-    assert_eq!(answer(&mut honest).unwrap().0, 200, "whoever proved who it is hears of news all the time");
+    let mut news = answer(&mut honest).unwrap().0;
+    if news == 304 {
+        // On a slow machine its first poll had ended.
+        follow(&mut honest, &tag(&head));
+        news = answer(&mut honest).unwrap().0;
+    }
+    assert_eq!(news, 200, "whoever proved who it is hears of news all the time");
     drop(waiting);
     waits
 }

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
-use super::format::{HEADER_LEN, MAGIC, MAJOR, MINOR, SECTION_LEN, SECTIONS, SectionKind};
+use super::file::{File, Programs, number, record};
+use super::format::SectionKind;
 use super::hash_table::{HashTable, bucket};
 use super::key_of;
 use super::table::{End, KIND_ADDRESS, KIND_PORT, KIND_UNKNOWN, NO_POD, service_key};
@@ -25,7 +26,7 @@ pub struct Builder {
     nodes: Vec<u128>,
     ends: Vec<(u128, End)>,
     identities: Vec<(u128, u32)>,
-    programs: BTreeMap<u128, [Vec<u8>; 2]>,
+    programs: Programs,
     /// Ports of Services, each with its parts.
     services: Vec<(Offered, Range<usize>)>,
     /// Lists of endpoints and the port that each leads to, 0 for the endpoints' own.
@@ -286,18 +287,7 @@ impl Builder {
         let identities: BTreeMap<u32, u32> = of_pods.collect();
         let identity = |(pod, number): (&u32, &u32)| record(&[&pod.to_le_bytes(), &number.to_le_bytes()]);
         file.section::<8>(SectionKind::Identities, identities.iter().map(identity));
-        let mut end = 0;
-        let mut place = |program: &Vec<u8>| {
-            let (first, len) = (end, number(program.len()));
-            end += len;
-            [first, len].map(u32::to_le_bytes)
-        };
-        let placed = self.programs.iter().map(|(address, programs)| {
-            let [ingress, egress] = programs.each_ref().map(&mut place);
-            record(&[&address.to_be_bytes(), ingress.as_flattened(), egress.as_flattened()])
-        });
-        file.section::<32>(SectionKind::Programs, placed.collect::<Vec<_>>().into_iter());
-        file.bytes(SectionKind::ProgramBytes, self.programs.values().flatten());
+        file.programs(&self.programs);
         (file.finish(), mixed)
     }
 }
@@ -504,74 +494,6 @@ const MAX_MIXED: usize = 1_024;
 /// Each of them gets a part of the flows.
 const MAX_OF_MIXED: usize = 64;
 
-/// The table's bytes so far.
-struct File {
-    header: Vec<u8>,
-    /// What comes after the header.
-    records: Vec<u8>,
-    version: u64,
-    seed: u64,
-}
-
-impl File {
-    fn new(version: u64, seed: u64) -> Self {
-        Self { header: Vec::new(), records: Vec::new(), version, seed }
-    }
-
-    /// Appends a section; they come in the order of [`SectionKind::ALL`].
-    fn section<const N: usize>(&mut self, kind: SectionKind, records: impl ExactSizeIterator<Item = [u8; N]>) {
-        debug_assert_eq!(N, kind.record_len());
-        self.begin(kind, records.len());
-        self.records.reserve(records.len() * N);
-        for record in records {
-            self.records.extend_from_slice(&record);
-        }
-    }
-
-    /// Appends a section of bytes, which come in pieces.
-    fn bytes<'a>(&mut self, kind: SectionKind, pieces: impl Iterator<Item = &'a Vec<u8>> + Clone) {
-        let len = pieces.clone().map(Vec::len).sum();
-        self.begin(kind, len);
-        self.records.reserve(len);
-        pieces.for_each(|piece| self.records.extend_from_slice(piece));
-    }
-
-    fn begin(&mut self, kind: SectionKind, records: usize) {
-        debug_assert_eq!(self.header.len(), kind as usize * SECTION_LEN);
-        let offset = (HEADER_LEN + SECTIONS * SECTION_LEN + self.records.len()) as u64;
-        self.header.extend(offset.to_le_bytes());
-        self.header.extend(number(records).to_le_bytes());
-        self.header.extend(number(kind.record_len()).to_le_bytes());
-    }
-
-    fn finish(self) -> Vec<u8> {
-        let len = HEADER_LEN + self.header.len() + self.records.len();
-        let mut bytes = Vec::with_capacity(len);
-        bytes.extend(MAGIC);
-        bytes.extend(MINOR.to_le_bytes());
-        bytes.extend(MAJOR.to_le_bytes());
-        bytes.extend(number(SECTIONS).to_le_bytes());
-        bytes.extend((len as u64).to_le_bytes());
-        bytes.extend(self.version.to_le_bytes());
-        bytes.extend(self.seed.to_le_bytes());
-        bytes.extend(self.header);
-        bytes.extend(self.records);
-        bytes
-    }
-}
-
-fn record<const N: usize>(fields: &[&[u8]]) -> [u8; N] {
-    let mut record = [0; N];
-    let mut rest = &mut record[..];
-    for field in fields {
-        let len = field.len().min(rest.len());
-        let (place, after) = std::mem::take(&mut rest).split_at_mut(len);
-        place.copy_from_slice(field.get(..len).unwrap_or_default());
-        rest = after;
-    }
-    record
-}
-
 /// First and last addresses. An IPv6 prefix that contains the mapped IPv4 addresses does not mean those.
 fn ranges_of(prefix: IpNet) -> Vec<(u128, u128)> {
     let (first, last) = (key_of(prefix.network()), key_of(prefix.broadcast()));
@@ -593,9 +515,4 @@ fn disjoint(mut ranges: Vec<(u128, u128)>) -> Vec<(u128, u128)> {
         }
     }
     merged
-}
-
-/// A table has fewer records than a u32 counts: more would not fit into the memory of a node.
-fn number(count: usize) -> u32 {
-    u32::try_from(count).unwrap_or(u32::MAX)
 }

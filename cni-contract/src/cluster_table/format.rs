@@ -153,7 +153,7 @@ impl SectionKind {
 /// Where the records of one section are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Section {
-    offset: usize,
+    pub(super) offset: usize,
     pub(super) count: u32,
     stride: usize,
 }

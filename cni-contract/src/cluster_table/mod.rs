@@ -7,6 +7,7 @@
 
 mod builder;
 pub mod contents;
+mod file;
 pub mod format;
 mod hash_table;
 mod table;

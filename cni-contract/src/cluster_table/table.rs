@@ -28,8 +28,8 @@ pub struct End {
 /// A table: its bytes and their checked header.
 #[derive(Debug, Clone, Copy)]
 pub struct Table<'a> {
-    bytes: &'a [u8],
-    layout: &'a Layout,
+    pub(super) bytes: &'a [u8],
+    pub(super) layout: &'a Layout,
 }
 
 /// What a table says of the destination of a new flow.
@@ -316,7 +316,7 @@ impl Table<'_> {
     }
 
     /// Index and incarnation.
-    fn pod(&self, address: u128) -> Option<(u32, u64)> {
+    pub(super) fn pod(&self, address: u128) -> Option<(u32, u64)> {
         let pods = self.layout.section(SectionKind::Pods);
         self.candidates(SectionKind::PodBuckets, pods, (address, 0)).find_map(|index| {
             let record: Record<'_, 24> = pods.record(self.bytes, index)?;
@@ -410,7 +410,7 @@ fn unspecified(address: u128) -> u128 {
 }
 
 /// Binary search; `None` from `compare` ends it.
-fn search(range: Range<u32>, compare: impl Fn(u32) -> Option<Ordering>) -> Option<u32> {
+pub(super) fn search(range: Range<u32>, compare: impl Fn(u32) -> Option<Ordering>) -> Option<u32> {
     let (mut low, mut high) = (range.start, range.end);
     while low < high {
         let middle = low + (high - low) / 2;

@@ -446,6 +446,49 @@ fn tables_of_earlier_releases_are_read() {
 }
 
 #[test]
+fn a_table_with_other_policies_has_the_bytes_of_one_built_with_them() {
+    let build = |numbers: [Option<u32>; 2], programs: &[(&str, &[u8])]| {
+        let mut builder = Builder::new();
+        for (pod, incarnation) in (1..=40).map(|n: u64| (IpAddr::from([10, 0, 0, n as u8]), n)) {
+            builder.pod(pod, incarnation);
+            builder.identity(pod, Some(5));
+        }
+        builder.pod(address("10.0.1.1"), 77);
+        builder.clear(address("10.0.1.2"));
+        builder.identity(address("10.0.0.1"), numbers[0]);
+        builder.identity(address("10.0.0.40"), numbers[1]);
+        for (own, ingress) in programs {
+            builder.programs(address(own), [ingress.to_vec(), b"out".to_vec()]);
+        }
+        builder.finish(9)
+    };
+    let before = build([Some(5), Some(6)], &[("10.0.0.1", b"one"), ("10.0.0.2", b"two")]);
+    let layout = Layout::read(&before).unwrap();
+    let table = layout.table(&before);
+    let numbers = [("10.0.0.1", None), ("10.0.0.40", Some(8))].map(|(pod, number)| (address(pod), number));
+    let programs = || [(address("10.0.0.3"), [b"longer than before".to_vec(), b"out".to_vec()])];
+    let after = table.with_policies(9, &numbers, programs()).unwrap();
+    assert!(after == build([None, Some(8)], &[("10.0.0.3", b"longer than before")]));
+    let next = table.with_policies(10, &[], programs()).unwrap();
+    assert_eq!(version_of(&next), Some(10));
+    for unknown in ["10.0.1.1", "10.0.1.2", "10.0.9.9"] {
+        assert_eq!(table.with_policies(9, &[(address(unknown), Some(1))], programs()), None, "{unknown} has no number");
+    }
+    let hex = GOLDEN_2_2.concat();
+    let digits = |n: usize| u8::from_str_radix(&hex[2 * n..2 * n + 2], 16).unwrap();
+    let old: Vec<u8> = (0..hex.len() / 2).map(digits).collect();
+    assert_eq!(Layout::read(&old).unwrap().table(&old).with_policies(9, &[], programs()), None, "another release");
+    // Damage never makes a panic.
+    for at in 0..before.len() {
+        let mut damaged = before.clone();
+        damaged[at] ^= 0xff;
+        if let Ok(layout) = Layout::read(&damaged) {
+            let _ = layout.table(&damaged).with_policies(9, &numbers, programs());
+        }
+    }
+}
+
+#[test]
 fn labels_and_programs_are_found_by_address() {
     let mut builder = Builder::new();
     for (pod, incarnation) in [("10.0.0.1", 1), ("10.0.0.2", 2), ("10.0.0.3", 3)] {

@@ -1,6 +1,8 @@
 //! Records of flows, as daemons and instances answer them: the one form in which other programs read, keep and show
 //! them.
 
+#[cfg(feature = "cli")]
+mod arguments;
 mod client;
 mod filter;
 mod shown;
@@ -11,6 +13,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
+#[cfg(feature = "cli")]
+pub use arguments::{Conditions, ConditionsOfPods};
 pub use client::{MAX_ANSWER, MAX_RECORDS, RECORDS_PATH, read_answer, request};
 pub use filter::{BadFilter, Filter};
 pub use shown::table;

@@ -14,8 +14,17 @@ use crate::request::Key;
 pub(super) struct Groups {
     /// Directories of the groups, to be joined in this order.
     pub(super) folders: Vec<PathBuf>,
+    /// The one of version 2 among them.
+    pub(super) unified: Option<PathBuf>,
     /// Why a requested memory limit could not be set.
     pub(super) unlimited: Option<String>,
+}
+
+impl Groups {
+    /// Those that a process joins which is made in the group of version 2.
+    pub(super) fn others(&self) -> Vec<PathBuf> {
+        self.folders.iter().filter(|folder| self.unified.as_ref() != Some(folder)).cloned().collect()
+    }
 }
 
 /// Creates the groups of an attachment; none if there is no writable cgroup tree.
@@ -28,7 +37,8 @@ fn create_below(tree: &Path, key: &Key, memory_limit: Option<u64>) -> Groups {
     let unified = unified(tree).and_then(|root| make(&root, key).ok().map(|folder| (root, folder)));
     let mut folders = roots_of_version_1(tree);
     folders.extend(unified.iter().map(|(_, folder)| folder.clone()));
-    let mut groups = Groups { folders, unlimited: None };
+    let of_version_2 = unified.as_ref().map(|(_, folder)| folder.clone());
+    let mut groups = Groups { folders, unified: of_version_2, unlimited: None };
     let Some(limit) = memory_limit else { return groups };
     let version_1 = tree.join(MEMORY);
     let limited = match &unified {

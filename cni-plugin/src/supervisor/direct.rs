@@ -2,13 +2,16 @@
 //! when the plugin exits.
 
 use std::env;
-use std::io::{self, Write};
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, PipeWriter, Write};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use nebula_cni_contract::clock::{Clock, Deadline};
 
+use super::child::{Child, Program};
 use super::heir::Heir;
 use super::notify::NotifySocket;
 use super::process::{self, Process};
@@ -49,8 +52,8 @@ impl Supervisor for Direct {
     ) -> Result<(), StartFailure> {
         let socket = launch.files.notify_socket();
         let socket = NotifySocket::bind(&socket).map_err(StartFailure::Spawn)?;
-        let mut child = self.spawn(launch, true).map_err(StartFailure::Spawn)?;
-        release(&mut child, started)?;
+        let (mut child, gate) = self.spawn(launch, true).map_err(StartFailure::Spawn)?;
+        release(&mut child, gate, started)?;
         wait_until_ready(&mut child, &socket, launch.files, clock, deadline)
     }
 
@@ -60,8 +63,8 @@ impl Supervisor for Direct {
         _: &dyn Clock,
         started: &mut dyn FnMut(Option<Process>) -> io::Result<()>,
     ) -> Result<(), StartFailure> {
-        let mut child = self.spawn(launch, false).map_err(StartFailure::Spawn)?;
-        release(&mut child, started)
+        let (mut child, gate) = self.spawn(launch, false).map_err(StartFailure::Spawn)?;
+        release(&mut child, gate, started)
     }
 
     fn reload(&self, _: &Files, process: Option<Process>, _: &dyn Clock) -> Result<(), String> {
@@ -117,45 +120,50 @@ impl Supervisor for Direct {
 }
 
 impl Direct {
-    fn spawn(&self, launch: &Launch<'_>, somebody_waits: bool) -> io::Result<Child> {
+    /// The launcher, and what it waits for.
+    fn spawn(&self, launch: &Launch<'_>, somebody_waits: bool) -> io::Result<(Child, PipeWriter)> {
         let files = launch.files;
-        let log = log::open(&files.log())?;
+        let (log, output) = (log::open(&files.log())?, File::options().write(true).open("/dev/null")?);
+        let (gate, opener) = io::pipe()?;
         let groups = cgroup::create(files.key(), launch.memory_limit);
-        let notify = somebody_waits.then(|| ("NOTIFY_SOCKET", files.notify_socket()));
+        let unlimited = groups.unlimited.clone().unwrap_or_default();
+        let (contract, notify, path) = (files.launch(), files.notify_socket(), env::var_os("PATH"));
         // The instance must not inherit the environment and the working directory of the runtime.
-        Command::new(&self.launcher)
-            .arg(launcher::VERB)
-            .arg(launcher::joined(&groups.folders))
-            .arg(groups.unlimited.unwrap_or_default())
-            .arg(launch.instance)
-            .arg(LAUNCH_OPTION)
-            .arg(files.launch())
-            .args(launch.replaces.map(|pid| [TAKE_OVER_OPTION.to_owned(), pid.to_string()]).into_iter().flatten())
-            .env_clear()
-            .envs(env::var_os("PATH").map(|path| ("PATH", path)))
-            .envs(notify)
-            .current_dir("/")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()
+        let notify = somebody_waits.then_some(("NOTIFY_SOCKET", notify.as_os_str()));
+        let environment: Vec<_> = path.iter().map(|path| ("PATH", path.as_os_str())).chain(notify).collect();
+        let replaces = launch.replaces.map(|pid| pid.to_string());
+        let mut last = vec![OsStr::new(LAUNCH_OPTION), contract.as_os_str()];
+        last.extend(replaces.iter().flat_map(|pid| [OsStr::new(TAKE_OVER_OPTION), OsStr::new(pid)]));
+        let start = |joins: &[PathBuf], group: Option<&File>| {
+            let joins = launcher::joined(joins);
+            let name = self.launcher.as_os_str();
+            let words = [name, launcher::VERB.as_ref(), &joins, unlimited.as_ref(), launch.instance.as_os_str()];
+            let arguments = [&words[..], &last].concat();
+            let program = Program::new(&self.launcher, &arguments, &environment)?;
+            program.start(group, [gate.as_fd(), output.as_fd(), log.as_fd()])
+        };
+        let group = groups.unified.as_ref().and_then(|folder| File::open(folder).ok());
+        let made_there = group.and_then(|group| start(&groups.others(), Some(&group)).ok());
+        let child = made_there.map_or_else(|| start(&groups.folders, None), Ok)?;
+        Ok((child, opener))
     }
 }
 
 // The launcher waits for one byte on its stdin; if the plugin dies first, the launcher exits.
-fn release(child: &mut Child, started: &mut dyn FnMut(Option<Process>) -> io::Result<()>) -> Result<(), StartFailure> {
-    let gate = child.stdin.take();
-    let recorded = Process::with_pid(pid_of(child))
+fn release(
+    child: &mut Child,
+    mut gate: PipeWriter,
+    started: &mut dyn FnMut(Option<Process>) -> io::Result<()>,
+) -> Result<(), StartFailure> {
+    let recorded = Process::with_pid(child.pid())
         .ok_or_else(|| io::Error::other("it has ended at once"))
         .and_then(|process| started(Some(process)));
     if let Err(e) = recorded {
-        drop(gate);
-        let _ = child.kill();
-        let _ = child.wait();
+        child.kill();
         return Err(StartFailure::Record(e));
     }
     // If the launcher is gone, the wait for readiness that follows reports it.
-    let _ = gate.map(|mut gate| gate.write_all(b"\n"));
+    let _ = gate.write_all(b"\n");
     Ok(())
 }
 
@@ -166,7 +174,7 @@ fn wait_until_ready(
     clock: &dyn Clock,
     deadline: Deadline,
 ) -> Result<(), StartFailure> {
-    let pid = pid_of(child);
+    let pid = child.pid();
     let mut last_status = None;
     loop {
         let ended = child.try_wait().map_err(StartFailure::Spawn)?;
@@ -198,10 +206,6 @@ fn wait_until_ready(
 fn last_words(status: Option<String>, log: &Path) -> String {
     let line = log::last_line(log).filter(|line| status.as_ref().is_none_or(|status| !line.contains(status)));
     status.into_iter().chain(line).collect::<Vec<_>>().join("; ")
-}
-
-fn pid_of(child: &Child) -> i32 {
-    i32::try_from(child.id()).unwrap_or_default()
 }
 
 const READY_POLL_INTERVAL: Duration = Duration::from_millis(10);

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 pub mod cgroup;
+mod child;
 mod dbus;
 pub mod direct;
 pub mod heir;

@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use nebula_cert::{Curve, UnixTime, visible};
 use nebula_cni_contract::launch::CaAccess;
 use nebula_config::go::flags::{self, Flag, Parsed};
-use nebula_enrolment::enrol::kubernetes::Role;
+use nebula_enrolment::enrol::kubernetes::{Role, service_url};
 use nebula_enrolment::enrol::limits::Limits;
 use nebula_enrolment::enrol::{self, Files, Renewal, follow, up};
 use nebula_linux::used_networks::used_networks;
@@ -73,7 +73,7 @@ fn main() -> ExitCode {
     };
     let access = match (flags.value("ca-url"), flags.value("tls-ca")) {
         (Some(url), Some(tls_ca)) => Some(CaAccess {
-            url: url.to_owned(),
+            url: service_url(url),
             tls_ca_file: tls_ca.into(),
             token_file: token.into(),
             server_name: flags.value("tls-name").map(str::to_owned),
@@ -217,7 +217,11 @@ configuration nebula renews the certificate by itself. `nebula up` does all of t
 ";
 
 const FLAGS: &[Flag] = &[
-    Flag { name: "ca-url", takes_value: true, help: "Address of the CA service: https://HOST:PORT" },
+    Flag {
+        name: "ca-url",
+        takes_value: true,
+        help: "Address of the CA service: https://HOST:PORT, or tcp://ADDRESS:PORT as Kubernetes has it in a pod's environment",
+    },
     Flag {
         name: "tls-ca",
         takes_value: true,

@@ -241,7 +241,10 @@ fn open(
     let has_leftovers = tun.as_ref().is_some_and(OpenTun::has_leftovers);
     let tun = tun.map(|device| device.tun);
     let device = tun.as_ref().map_or("disabled", Tun::name).to_owned();
-    let link = tun.is_some().then(|| OverlayLink::new(&device, &settings.tun, pki.identity.networks().to_vec()));
+    let link = tun.is_some().then(|| OverlayLink {
+        forwards: pki.identity.certificates().any(|certificate| !certificate.unsafe_networks().is_empty()),
+        ..OverlayLink::new(&device, &settings.tun, pki.identity.networks().to_vec())
+    });
     let mut repair = None;
     if let Some(link) = &link {
         let watched = LinkRepair::new(&device, Arc::clone(repairs));

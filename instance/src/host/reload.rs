@@ -267,7 +267,8 @@ impl Reloader {
     fn update_link(&mut self) {
         let Some(old) = &self.link.overlay else { return };
         // Addresses do not change while running, and neither does the queue length.
-        let link = OverlayLink::new(&old.device, &self.current.tun, old.addresses.clone());
+        let new = OverlayLink::new(&old.device, &self.current.tun, old.addresses.clone());
+        let link = OverlayLink { forwards: old.forwards, ..new };
         if (link.mtu, &link.routes) == (old.mtu, &old.routes) {
             return;
         }

@@ -26,6 +26,9 @@ pub struct OverlayLink {
     pub addresses: Vec<IpNet>,
     /// Routes to the device.
     pub routes: Vec<LinkRoute>,
+    /// Whether packets of others leave through it. Their super-packets may have any length, and the kernel cuts one
+    /// that is longer than the device allows into single packets.
+    pub forwards: bool,
 }
 
 /// What of a link somebody else took away.
@@ -109,6 +112,7 @@ impl OverlayLink {
             tx_queue: settings.tx_queue,
             routes: connected.chain(own).chain(subnets).collect(),
             addresses,
+            forwards: false,
         }
     }
 
@@ -141,7 +145,8 @@ impl OverlayLink {
         if let Err(error) = kernel.change(index, libc::IFLA_TXQLEN, self.tx_queue) {
             tracing::error!(device = self.device, %error, "Failed to set tun tx queue length");
         }
-        if let Some(size) = Tun::best_super_packet(self.mtu)
+        let size = if self.forwards { Some(LONGEST_SUPER_PACKET) } else { Tun::best_super_packet(self.mtu) };
+        if let Some(size) = size
             && let Err(error) = kernel.change(index, libc::IFLA_GSO_MAX_SIZE, size)
         {
             // This only costs speed: super-packets of another size are sent in two parts.
@@ -360,6 +365,8 @@ const WITHOUT_V6: &str =
     "IPv6 is switched off here, so the overlay has IPv4 only (sysctl net.ipv6.conf.*.disable_ipv6, or no module ipv6)";
 // Metric of the routes that Linux adds for IPv6 addresses.
 const KERNEL_METRIC_V6: u32 = 256;
+/// What the kernel gives a new device. A device that was kept may have another one.
+const LONGEST_SUPER_PACKET: u32 = 65_536;
 /// RFC 8200, section 5. The kernel takes IPv6 from a device with a smaller MTU.
 const MIN_MTU_V6: u32 = 1280;
 

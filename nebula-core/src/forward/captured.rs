@@ -38,7 +38,8 @@ impl<'a> Egress<'a> {
                 if let Some(translation) = translation {
                     rewrite(packet.bytes, packet.parsed, packet.offload, &translation.out())?;
                 }
-                seal(self.lane, tunnel, &packet.plan.of(packet.bytes), &carrier, claim.place)?;
+                let cut = packet.plan.with_larger(packet.bytes, || tunnel.path_limit.joined());
+                seal(self.lane, tunnel, &cut, &carrier, claim.place)?;
                 tunnel.mark_sent();
                 return Ok(Verdict::Transmit);
             }

@@ -1,12 +1,13 @@
 //! Joins consecutive packets of a flow into a super-packet (GRO).
 //!
 //! Packets are joined only if segmentation restores them byte for byte (except for IPv4 identifiers without a
-//! meaning), and the packets of a flow are never reordered.
+//! meaning), and the packets of a flow are never reordered. A packet that holds several TCP segments already is as
+//! good as those segments.
 
 use std::ops::Range;
 
 use super::checksum::Sum;
-use super::layout::{Layout, TCP_PSH, read_u16, read_u32};
+use super::layout::{Layout, TCP_CWR, TCP_FIN, TCP_PSH, read_u16, read_u32};
 use super::{Delivery, Offload, Segment, SegmentKind};
 use crate::index::LocalIndex;
 use crate::wire::ip::{FlowKey, Packet, protocol};
@@ -47,6 +48,8 @@ struct Chain {
     packets: usize,
     /// Payload length of all packets together.
     payload: usize,
+    /// Payload length of each TCP segment but the last, where packets hold several; 0: they are single.
+    segment: u16,
     tunnel: Option<LocalIndex>,
 }
 
@@ -61,6 +64,15 @@ struct Joint {
     /// Next expected IPv4 identifier; `None` if identifiers have no meaning ("don't fragment" is set) or with IPv6.
     id: Option<u16>,
     pushed: bool,
+}
+
+/// What a packet says about the TCP segments in it.
+#[derive(Debug, Clone, Copy)]
+struct Segments {
+    /// See [`Chain::segment`].
+    size: u16,
+    /// Whether another packet can follow in its chain.
+    may_grow: bool,
 }
 
 #[derive(Debug)]
@@ -78,15 +90,43 @@ impl Coalescer {
         *self = Self { tcp: self.tcp, udp: self.udp, ..Self::default() };
     }
 
+    /// Whether the device takes TCP super-packets.
+    pub(super) fn takes_tcp(&self) -> bool {
+        self.tcp
+    }
+
     /// Adds the packet at `range` of `buffer`.
     pub(super) fn push(&mut self, buffer: &[u8], range: Range<usize>, packet: &Packet) {
-        let joint = self.joint(&buffer[range.clone()], packet);
+        let joint = self.joint(&buffer[range.clone()], packet, TCP_PSH | TCP_ECE);
+        self.add(buffer, range, packet, joint, Segments { size: 0, may_grow: true });
+    }
+
+    /// Adds a packet that holds several TCP segments of this size, if it is one that a device can take apart.
+    #[cold]
+    pub(super) fn push_segments(&mut self, buffer: &[u8], range: Range<usize>, packet: &Packet, size: u16) {
+        let bytes = &buffer[range.clone()];
+        let mut joint = self.joint(bytes, packet, TCP_PSH | TCP_ECE | TCP_FIN | TCP_CWR);
+        let mut segments = Segments { size: 0, may_grow: true };
+        if let Some(joint) = &mut joint
+            && joint.size > size.into()
+        {
+            let count = joint.size.div_ceil(size.into());
+            joint.id = joint.id.map(|next| next.wrapping_add(count as u16 - 1));
+            // Each of these flags belongs to one segment only.
+            let flags = bytes[joint.layout.transport + 13];
+            segments = Segments { size, may_grow: flags & (TCP_FIN | TCP_CWR) == 0 };
+        }
+        self.add(buffer, range, packet, joint, segments);
+    }
+
+    #[inline(always)]
+    fn add(&mut self, buffer: &[u8], range: Range<usize>, packet: &Packet, joint: Option<Joint>, segments: Segments) {
         let has_chains = matches!(packet.flow.protocol, protocol::TCP | protocol::UDP) && !packet.flow.fragment;
         let found = has_chains.then(|| self.open.iter().rposition(|at| self.chains[*at].flow == packet.flow)).flatten();
         if let Some(place) = found {
             let at = self.open[place];
             if let Some(joint) = joint
-                && self.chains[at].takes(buffer, &range, &joint)
+                && self.chains[at].takes(buffer, &range, &joint, segments.size)
             {
                 let payload = range.start + joint.layout.header..range.end;
                 let ends = self.chains[at].append(&joint, payload.len());
@@ -100,7 +140,7 @@ impl Coalescer {
             }
             self.open.remove(place);
         }
-        self.begin(range, packet.flow, joint);
+        self.begin(range, packet.flow, joint, segments);
     }
 
     /// Turns all chains into deliveries. Returns how many of them are super-packets.
@@ -114,7 +154,7 @@ impl Coalescer {
         let mut joined = 0;
         for chain in &self.chains {
             let (header, first_piece) = (headers.len(), pieces.len());
-            let joint = chain.joint.filter(|_| chain.packets > 1);
+            let joint = chain.joint.filter(|_| chain.packets > 1 || chain.segment > 0);
             if let Some(joint) = &joint {
                 joined += 1;
                 chain.write_header(&buffer[chain.first.clone()], joint, headers);
@@ -129,7 +169,7 @@ impl Coalescer {
             deliveries.push(Delivery {
                 header: header..headers.len(),
                 pieces: first_piece..pieces.len(),
-                offload: joint.as_ref().map(Joint::offload).unwrap_or_default(),
+                offload: joint.as_ref().map(|joint| joint.offload(chain.segment)).unwrap_or_default(),
                 header_len: joint.map_or(0, |joint| joint.layout.header as u16),
                 tunnel: chain.tunnel,
             });
@@ -140,12 +180,12 @@ impl Coalescer {
         joined
     }
 
-    fn begin(&mut self, range: Range<usize>, flow: FlowKey, joint: Option<Joint>) {
+    fn begin(&mut self, range: Range<usize>, flow: FlowKey, joint: Option<Joint>, segments: Segments) {
         let at = self.chains.len();
         let header = joint.map_or(0, |joint| joint.layout.header);
         let (link, payload) = (self.links.len(), range.start + header..range.end);
         // A packet with PSH should be delivered at once, so it ends its chain.
-        if joint.is_some_and(|joint| !joint.pushed) {
+        if segments.may_grow && joint.is_some_and(|joint| !joint.pushed) {
             if self.open.len() == MAX_OPEN {
                 self.open.remove(0);
             }
@@ -159,22 +199,23 @@ impl Coalescer {
             tail: link,
             packets: 1,
             payload: payload.len(),
+            segment: segments.size,
             tunnel: self.tunnel,
         });
         self.links.push(Link { payload, next: None });
     }
 
-    /// Returns `None` for a packet that can neither begin nor continue a chain.
-    fn joint(&self, bytes: &[u8], packet: &Packet) -> Option<Joint> {
+    /// Returns `None` for a packet that can neither begin nor continue a chain. `flags`: what a TCP packet may have
+    /// beside the acknowledgement.
+    #[inline(always)]
+    fn joint(&self, bytes: &[u8], packet: &Packet, flags: u8) -> Option<Joint> {
         let layout = Layout::of(bytes, packet)?;
         let payload = bytes.len() - layout.header;
         let enabled = match layout.kind {
             SegmentKind::Tcp => self.tcp,
             SegmentKind::Udp => self.udp,
         };
-        // No IPv4 options, no IPv6 extension headers.
-        let plain = layout.transport == if layout.v6 { 40 } else { 20 };
-        if !enabled || !plain || payload == 0 || bytes.len() > MAX_LEN {
+        if !enabled || !layout.is_plain() || payload == 0 || bytes.len() > MAX_LEN {
             return None;
         }
         let mut id = None;
@@ -194,11 +235,11 @@ impl Coalescer {
         let mut joint = Joint { layout, size: payload, sequence: 0, id, pushed: false };
         match layout.kind {
             SegmentKind::Tcp => {
-                let flags = bytes[layout.transport + 13];
-                if flags & !(TCP_PSH | TCP_ECE) != TCP_ACK {
+                let set = bytes[layout.transport + 13];
+                if set & !flags != TCP_ACK {
                     return None;
                 }
-                joint.pushed = flags & TCP_PSH != 0;
+                joint.pushed = set & TCP_PSH != 0;
                 joint.sequence = layout.sequence(bytes).wrapping_add(payload as u32);
             }
             SegmentKind::Udp => {
@@ -215,7 +256,7 @@ impl Coalescer {
 
 impl Chain {
     /// Whether the packet at `range` continues the chain such that segmentation restores it.
-    fn takes(&self, buffer: &[u8], range: &Range<usize>, next: &Joint) -> bool {
+    fn takes(&self, buffer: &[u8], range: &Range<usize>, next: &Joint, segment: u16) -> bool {
         let Some(joint) = &self.joint else {
             return false;
         };
@@ -223,6 +264,7 @@ impl Chain {
         let layout = &joint.layout;
         *layout == next.layout
             && next.size <= joint.size
+            && (segment == self.segment || segment == 0 && next.size <= self.segment.into())
             && self.packets < MAX_PACKETS
             && layout.header + self.payload + next.size <= MAX_LEN
             && same_ip_header(layout, first, bytes)
@@ -275,9 +317,11 @@ impl Joint {
             && same(at + 18..self.layout.header)
     }
 
-    fn offload(&self) -> Offload {
+    /// `segment`: see [`Chain::segment`].
+    fn offload(&self, segment: u16) -> Offload {
+        let size = if segment > 0 { segment } else { self.size as u16 };
         Offload {
-            segment: Some(Segment { kind: self.layout.kind, size: self.size as u16 }),
+            segment: Some(Segment { kind: self.layout.kind, size }),
             checksum: Some((self.layout.transport as u16, self.layout.checksum_offset() as u16)),
         }
     }

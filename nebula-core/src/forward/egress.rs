@@ -123,7 +123,8 @@ impl<'a> Egress<'a> {
             }
             Form::Error(translation, _) => rewrite_quoted(packet.bytes, packet.parsed, translation, true)?,
         }
-        seal(self.lane, tunnel, &packet.plan.of(packet.bytes), &carrier, place)?;
+        let cut = packet.plan.with_larger(packet.bytes, || tunnel.path_limit.joined());
+        seal(self.lane, tunnel, &cut, &carrier, place)?;
         tunnel.mark_sent();
         Ok(Verdict::Transmit)
     }

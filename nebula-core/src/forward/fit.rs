@@ -44,7 +44,7 @@ impl Egress<'_> {
     fn examine(&mut self, packet: &mut Outgoing<'_>, tunnel: &Tunnel) -> Result<(), Stop> {
         let limit = match tunnel.path_limit.state() {
             PathState::Limited(limit) => limit,
-            PathState::Open => return Ok(()),
+            PathState::Open | PathState::Joined(_) => return Ok(()),
             PathState::Unexamined | PathState::UnderExamination => return self.have_examined(packet, tunnel),
         };
         if mss::clamp(packet.bytes, packet.parsed, packet.offload, limit) {

@@ -10,16 +10,16 @@ use super::ingress::Ingress;
 use super::piece::{Batch, Piece};
 use super::reject::{self, MAX_ANSWERS, Meaning};
 use super::seal::seal;
-use super::segment::Cut;
+use super::segment::{Cut, MIN_JOINED, cut_packet};
 use super::sort::{MAX_MESSAGE_LEN, MAX_UNAUTHENTICATED, sort};
-use super::{Forwarder, Lane, Offload, Received};
+use super::{Forwarder, Lane, Offload, Received, Segment, SegmentKind};
 use crate::capture::Translation;
 use crate::counters::{Counter, Direction};
 use crate::firewall::{About, Amount, Firewall, Place};
 use crate::index::{LocalIndex, RelayIndex};
 use crate::tunnel::Tunnel;
-use crate::wire::header::{HEADER_LEN, MessageType, TAG_LEN};
-use crate::wire::ip::{FlowKey, Packet};
+use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
+use crate::wire::ip::{FlowKey, Packet, protocol};
 use crate::wire::{icmp, test_body};
 use crate::{DropReason, Origin, Punt};
 
@@ -285,7 +285,29 @@ impl Ingress<'_> {
     fn deliver(&mut self, buffer: &[u8], plaintext: Range<usize>, packet: &Packet) {
         self.lane.counters.add(Counter::PacketsIn, 1);
         self.lane.counters.add(Counter::BytesIn, plaintext.len() as u64);
+        let segment = Header::segment_size(&buffer[plaintext.start - HEADER_LEN..]);
+        if segment > 0 {
+            return self.deliver_segments(buffer, plaintext, packet, segment);
+        }
         self.lane.coalescer.push(buffer, plaintext, packet);
+    }
+
+    /// Delivers a packet with several TCP segments, whose size the peer says: for the device to take apart, or in
+    /// packets for one that cannot.
+    #[inline(never)]
+    fn deliver_segments(&mut self, buffer: &[u8], plaintext: Range<usize>, packet: &Packet, size: u16) {
+        let (bytes, lane) = (&buffer[plaintext.clone()], &mut *self.lane);
+        if packet.flow.protocol != protocol::TCP || usize::from(size) < MIN_JOINED {
+            return lane.coalescer.push(buffer, plaintext, packet);
+        }
+        if lane.coalescer.takes_tcp() {
+            return lane.coalescer.push_segments(buffer, plaintext, packet, size);
+        }
+        // In order: what came before is ahead of it.
+        let joined = lane.coalescer.finish(buffer, &mut lane.deliveries, &mut lane.headers, &mut lane.pieces);
+        lane.counters.add(Counter::Coalesced, joined);
+        let offload = Offload { segment: Some(Segment { kind: SegmentKind::Tcp, size }), checksum: None };
+        cut_packet(bytes, offload, |packet| lane.deliver_built(packet));
     }
 
     /// Answers the sender of a refused packet, through the tunnel.

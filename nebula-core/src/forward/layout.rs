@@ -37,6 +37,11 @@ impl Layout {
         (len >= least && header <= packet.len()).then_some(Self { kind, v6, transport, header })
     }
 
+    /// Neither IPv4 options nor IPv6 extension headers.
+    pub(super) fn is_plain(&self) -> bool {
+        self.transport == if self.v6 { 40 } else { 20 }
+    }
+
     /// Offset of the checksum field from the start of the transport header.
     pub(super) fn checksum_offset(&self) -> usize {
         match self.kind {

@@ -31,7 +31,8 @@ pub(super) fn seal(
     lane.make_room(bytes + count * (before + HEADER_LEN + TAG_LEN + after));
     for index in 0..count {
         let counter = first + index as u64;
-        let header = Header { kind: MessageType::Data, index: tunnel.remote_index.0, counter }.to_bytes();
+        let header = Header { kind: MessageType::Data, index: tunnel.remote_index.0, counter };
+        let header = header.to_bytes_of_segments(cut.segment_size(index));
         let inner = cut.len(index);
         let (start, end) = (lane.used, lane.used + before + HEADER_LEN + inner + TAG_LEN + after);
         let datagram = &mut lane.arena[start..end];

@@ -1,4 +1,7 @@
 //! Cuts a super-packet into the packets to seal and completes their checksums (TSO, USO).
+//!
+//! On a path that carries more than the overlay device, a packet holds several of the segments that the kernel wants a
+//! TCP super-packet to be cut into. Their size goes with it, so the peer's kernel gets the very same super-packet.
 
 use super::checksum::{self, Sum};
 use super::layout::{Layout, TCP_CWR, TCP_FIN, TCP_PSH, read_u16};
@@ -53,11 +56,16 @@ pub fn cut_packet(whole: &[u8], offload: Offload, mut each: impl FnMut(&[u8])) -
 /// The kernel makes at most about 1400 segments (64 KiB in segments of 48 bytes); a description with more is bogus.
 const MAX_SEGMENTS: usize = 2048;
 
+/// Smaller segments stay single: the peer's kernel would be asked to cut a packet into dozens.
+pub(super) const MIN_JOINED: usize = 500;
+
 /// How one (super-)packet is split into packets.
 #[derive(Debug)]
 pub(super) struct Cut<'a> {
     packet: &'a [u8],
     shape: Shape,
+    /// Number of TCP segments in each packet but the last.
+    together: u16,
 }
 
 /// How a (super-)packet is to be split, whatever its bytes are by then.
@@ -85,7 +93,19 @@ impl Plan {
 
     /// For the same packet, whose headers still have the same lengths.
     pub(super) fn of(self, packet: &[u8]) -> Cut<'_> {
-        Cut { packet, shape: self.0 }
+        Cut { packet, shape: self.0, together: 1 }
+    }
+
+    /// For the same packet, in a tunnel whose path carries packets of up to `largest` bytes with several TCP segments;
+    /// 0: none of them.
+    #[inline]
+    pub(super) fn with_larger(self, packet: &[u8], largest: impl FnOnce() -> u16) -> Cut<'_> {
+        match self.0 {
+            Shape::Segments { layout, size, .. } if layout.kind == SegmentKind::Tcp => {
+                self.of(packet).joined(layout, size, largest().into())
+            }
+            Shape::Segments { .. } | Shape::Whole { .. } => self.of(packet),
+        }
     }
 }
 
@@ -110,7 +130,7 @@ impl<'a> Cut<'a> {
     /// Checks `offload` against the packet.
     pub(super) fn new(packet: &'a [u8], parsed: &Packet, offload: Offload) -> Result<Self, DropReason> {
         let shape = Self::shape(packet, parsed, offload).ok_or(DropReason::BadOffload)?;
-        Ok(Self { packet, shape })
+        Ok(Self { packet, shape, together: 1 })
     }
 
     fn shape(packet: &[u8], parsed: &Packet, offload: Offload) -> Option<Shape> {
@@ -158,6 +178,29 @@ impl<'a> Cut<'a> {
         }
     }
 
+    /// The same with as many segments in a packet as fit into `largest` bytes.
+    fn joined(self, layout: Layout, size: usize, largest: usize) -> Self {
+        if largest < layout.header + 2 * size || size < MIN_JOINED || !layout.is_plain() {
+            return self;
+        }
+        let together = (largest - layout.header) / size;
+        let size = size * together;
+        let count = (self.packet.len() - layout.header).div_ceil(size);
+        Self { shape: Shape::Segments { layout, size, count }, together: together as u16, ..self }
+    }
+
+    /// Payload length of each segment but the last in the `index`th packet; 0 if it is a single one.
+    #[inline]
+    pub(super) fn segment_size(&self, index: usize) -> u16 {
+        if self.together < 2 { 0 } else { self.joined_size(index) }
+    }
+
+    fn joined_size(&self, index: usize) -> u16 {
+        let Shape::Segments { layout, size, .. } = &self.shape else { return 0 };
+        let single = size / usize::from(self.together);
+        if self.len(index) > layout.header + single { single as u16 } else { 0 }
+    }
+
     /// Writes the `index`th packet into `out`, which must have exactly its length.
     pub(super) fn write(&self, index: usize, out: &mut [u8]) {
         match self.shape {
@@ -180,7 +223,7 @@ impl<'a> Cut<'a> {
     fn patch(&self, header: &mut [u8], payload: &[u8], layout: &Layout, index: usize, size: usize, count: usize) {
         let len = header.len() + payload.len();
         if !layout.v6 {
-            let id = read_u16(header, 4).wrapping_add(index as u16);
+            let id = read_u16(header, 4).wrapping_add((index as u16).wrapping_mul(self.together));
             header[4..6].copy_from_slice(&id.to_be_bytes());
         }
         layout.set_lengths(header, len);

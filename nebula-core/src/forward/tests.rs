@@ -9,8 +9,9 @@ use super::testing::{Side, Spec, TCP_ACK, local_policy, pair, unconfirmed_pair};
 use super::{Offload, Received, Segment, SegmentKind};
 use crate::counters::{Counter, Direction};
 use crate::firewall::{Action, Policy};
+use crate::tunnel::PathState;
 use crate::tunnel::cipher::Cipher;
-use crate::wire::header::{Header, MessageType};
+use crate::wire::header::{HEADER_LEN, Header, MessageType, TAG_LEN};
 use crate::{DropReason, Punt, Verdict};
 
 fn dropped(side: &Side, direction: Direction, reason: DropReason) -> u64 {
@@ -352,14 +353,22 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_super_packet_arrives_as_the_packets_it_stands_for((spec, size) in any_super(), join: bool) {
+    fn a_super_packet_arrives_as_the_packets_it_stands_for(
+        (spec, size) in any_super(),
+        join: bool,
+        jumbo in prop::sample::select(vec![0_u16, 2600, 3940, 8940, 60_000]),
+    ) {
         let [mut a, mut b] = pair(Cipher::Aes256Gcm);
         b.lane.set_coalesce(join, join);
+        a.tunnel.path_limit.set(if jumbo > 0 { PathState::Joined(jumbo) } else { PathState::Open });
         let (packet, offload) = spec.build_super(size as u16);
         prop_assert_eq!(a.send(&packet, offload), Verdict::Transmit);
         prop_assert!(a.lane.runs().iter().all(|run| run.range.len() <= 65_000));
         let expected = spec.cut(size);
         let (mut buffer, slots) = a.sent_runs();
+        let longest = expected.iter().map(Vec::len).max().unwrap_or_default();
+        let limit = longest.max(jumbo.into()) + HEADER_LEN + TAG_LEN;
+        prop_assert!(slots.iter().all(|slot| slot.segment_size <= limit));
         let delivered = b.receive_slots(&mut buffer, &slots);
         if !join {
             let packets: Vec<_> = delivered.into_iter().map(|(packet, _)| packet).collect();
@@ -370,6 +379,38 @@ proptest! {
             prop_assert_eq!(recut(c, delivered, &mut d), expected);
         }
         prop_assert_eq!(all_drops(&a) + all_drops(&b), 0);
+    }
+
+    #[test]
+    fn any_claim_of_segments_is_good_for_tcp_only_and_changes_no_byte(
+        (spec, _) in any_super(),
+        claimed in prop_oneof![any::<u16>(), 490_u16..1500],
+        join: bool,
+    ) {
+        let [a, mut b] = pair(Cipher::Aes256Gcm);
+        b.lane.set_coalesce(join, join);
+        let packet = Spec { payload: spec.payload[..spec.payload.len().min(8900)].to_vec(), ..spec.clone() };
+        let segments = spec.kind == SegmentKind::Tcp && (500..packet.payload.len()).contains(&usize::from(claimed));
+        let whole = packet.build();
+        let counter = a.tunnel.session.reserve(1).unwrap();
+        let header = Header { kind: MessageType::Data, index: a.tunnel.remote_index.0, counter };
+        let header = header.to_bytes_of_segments(claimed);
+        let mut body = whole.clone();
+        let tag = a.tunnel.session.send_key.seal(counter, &header, &mut body);
+        let delivered = b.receive(a.endpoint, &[[header.as_slice(), &body, &tag].concat()]);
+        prop_assert_eq!(all_drops(&b), 0);
+        if !segments {
+            prop_assert_eq!(delivered, vec![(whole, Offload::default())]);
+        } else if join {
+            prop_assert_eq!(delivered.len(), 1);
+            let segment = Some(Segment { kind: SegmentKind::Tcp, size: claimed });
+            prop_assert_eq!(delivered[0].1.segment, segment);
+            let [c, mut d] = pair(Cipher::Aes256Gcm);
+            prop_assert_eq!(recut(c, delivered, &mut d), packet.cut(claimed.into()));
+        } else {
+            let packets: Vec<_> = delivered.into_iter().map(|(packet, _)| packet).collect();
+            prop_assert_eq!(packets, packet.cut(claimed.into()));
+        }
     }
 
     #[test]

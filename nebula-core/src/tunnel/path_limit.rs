@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Shared by the control plane, which finds the limit out, and all lanes, which keep to it.
 ///
 /// In the usual state, in which packets of every length pass, a packet costs one load and one comparison. That
-/// comparison also finds the tunnels whose peer is about to move (see [`Trial`](super::Trial)).
+/// comparison also finds the tunnels whose peer is about to move (see [`Trial`](super::Trial)). A TCP super-packet
+/// costs another load, of how many of its segments may be joined.
 #[derive(Debug)]
 pub(crate) struct PathLimit(AtomicU32);
 
@@ -20,6 +21,9 @@ pub(crate) enum PathState {
     Limited(u16),
     /// Every packet passes, or nobody wants to know.
     Open,
+    /// Every packet passes, and so do packets of this length, larger than those of the device, with several TCP
+    /// segments: the peer takes them apart.
+    Joined(u16),
 }
 
 impl PathLimit {
@@ -34,12 +38,21 @@ impl PathLimit {
         self.0.load(Ordering::Relaxed) >= OPEN
     }
 
+    /// Length of the largest packet with several TCP segments, where the path is open; 0: none.
+    #[inline]
+    pub(crate) fn joined(&self) -> u16 {
+        let value = self.0.load(Ordering::Relaxed);
+        if value >= OPEN { value as u16 } else { 0 }
+    }
+
     /// What is known.
     pub(crate) fn state(&self) -> PathState {
         match self.0.load(Ordering::Relaxed) | NO_TRIAL {
             UNEXAMINED => PathState::Unexamined,
             UNDER_EXAMINATION => PathState::UnderExamination,
-            limit => u16::try_from(limit ^ NO_TRIAL).map_or(PathState::Open, PathState::Limited),
+            OPEN | OFF => PathState::Open,
+            joined @ OPEN.. => PathState::Joined(joined as u16),
+            limit => PathState::Limited(limit as u16),
         }
     }
 
@@ -50,6 +63,7 @@ impl PathLimit {
             PathState::UnderExamination => UNDER_EXAMINATION,
             PathState::Limited(limit) => (NO_TRIAL | u32::from(limit)).max(UNDER_EXAMINATION + 1),
             PathState::Open => OPEN,
+            PathState::Joined(length) => OPEN | u32::from(length),
         };
         self.replace(value);
     }
@@ -96,8 +110,9 @@ impl PathLimit {
 const NO_TRIAL: u32 = 1 << 31;
 const UNEXAMINED: u32 = NO_TRIAL;
 const UNDER_EXAMINATION: u32 = NO_TRIAL | 1;
-const OPEN: u32 = u32::MAX - 1;
-const OFF: u32 = u32::MAX;
+/// This and more, with the length of joined segments in the low half: open.
+const OPEN: u32 = NO_TRIAL | 1 << 30;
+const OFF: u32 = OPEN | 1 << 29;
 
 #[cfg(test)]
 mod tests {
@@ -110,9 +125,11 @@ mod tests {
         assert!(!limit.is_open() && limit.state() == PathState::Unexamined);
         assert!(limit.claim() && !limit.claim());
         assert!(!limit.is_open() && limit.state() == PathState::UnderExamination);
-        for state in [PathState::Limited(1140), PathState::Limited(u16::MAX), PathState::Open] {
+        let open = [PathState::Open, PathState::Joined(3940), PathState::Joined(u16::MAX)];
+        for state in [PathState::Limited(1140), PathState::Limited(u16::MAX)].into_iter().chain(open) {
             limit.set(state);
-            assert!(!limit.claim() && limit.is_open() == (state == PathState::Open));
+            assert!(!limit.claim() && limit.is_open() == open.contains(&state));
+            assert_eq!(limit.joined(), if let PathState::Joined(length) = state { length } else { 0 });
             assert_eq!(limit.state(), state);
         }
         limit.forget();

@@ -7,8 +7,9 @@
 //! |                        message counter                        |
 //! |                                                               |
 //! ```
-//! Big-endian throughout. The reserved bits are sent as zero and not checked, but they are authenticated: additional
-//! data is the header as received, never a re-encoded one.
+//! Big-endian throughout. The reserved bits are not checked, but they are authenticated: additional data is the header
+//! as received, never a re-encoded one. They are sent as zero, except to a peer that runs this program, in a datagram
+//! with several TCP segments in one packet: there they are the payload length of each segment but the last.
 
 use crate::counters::DropReason;
 
@@ -102,6 +103,21 @@ impl Header {
         Ok(Self { kind, index: u32::from_be_bytes([i0, i1, i2, i3]), counter: u64::from_be_bytes(counter) })
     }
 
+    /// Payload length of each TCP segment but the last in the packet of a datagram, which is as long as a header at
+    /// least; 0 if the packet is a single one.
+    #[must_use]
+    pub fn segment_size(datagram: &[u8]) -> u16 {
+        u16::from_be_bytes([datagram[2], datagram[3]])
+    }
+
+    /// Wire form for a packet of several TCP segments; see [`Header::segment_size`].
+    #[must_use]
+    pub fn to_bytes_of_segments(self, size: u16) -> [u8; HEADER_LEN] {
+        let mut bytes = self.to_bytes();
+        bytes[2..4].copy_from_slice(&size.to_be_bytes());
+        bytes
+    }
+
     /// Wire form.
     #[must_use]
     pub fn to_bytes(self) -> [u8; HEADER_LEN] {
@@ -159,6 +175,15 @@ mod tests {
     fn index_and_counter_are_big_endian() {
         let header = Header { kind: MessageType::TestRequest, index: 0x1122_3344, counter: 3 };
         assert_eq!(header.to_bytes(), [0x14, 0, 0, 0, 0x11, 0x22, 0x33, 0x44, 0, 0, 0, 0, 0, 0, 0, 3]);
+    }
+
+    #[test]
+    fn the_size_of_segments_is_in_the_reserved_bits() {
+        let header = Header { kind: MessageType::Data, index: 1, counter: 3 };
+        assert_eq!(header.to_bytes_of_segments(0), header.to_bytes());
+        let bytes = header.to_bytes_of_segments(1248);
+        assert_eq!((Header::segment_size(&bytes), Header::parse(&bytes)), (1248, Ok(header)));
+        assert_eq!(bytes[2..4], [0x04, 0xe0]);
     }
 
     proptest! {

@@ -78,6 +78,27 @@ fn a_path_that_carries_everything_costs_a_question_and_a_probe_and_jumbo_frames_
 }
 
 #[test]
+fn a_busy_path_to_the_same_program_is_tried_with_jumbo_frames_and_one_to_go_is_not() {
+    for (seed, path, found) in [(1, 9000, 8940), (2, 4000, 3940), (3, 1500, 1300)] {
+        let (mut net, a, b) = hosts(seed, 1300, path);
+        net.ping(a, b).until_delivered();
+        talk(&mut net, a, b, 5 * SECOND, 100);
+        assert_eq!(mtu(&net, a, b), Some(found));
+    }
+    let mut net = SimNet::new(4);
+    net.set_link(Link::carrying(9000));
+    let spec = |name, network: &'static str| {
+        HostSpec::new(name).networks(&[network]).config(|config| config.path_mtu = Some(1300))
+    };
+    let (a, go) = (net.add(spec("a", "10.42.0.1/16")), net.add(spec("go", "10.42.0.2/16").old_go()));
+    net.introduce(a, go);
+    net.introduce(go, a);
+    net.ping(a, go).until_delivered();
+    talk(&mut net, a, go, 5 * SECOND, 100);
+    assert!(mtu(&net, a, go).is_none_or(|mtu| mtu <= 1300));
+}
+
+#[test]
 fn the_sender_of_a_packet_that_does_not_fit_is_told_its_size() {
     let (mut net, a, b) = hosts(7, 1300, 1200);
     net.ping(a, b).until_delivered();

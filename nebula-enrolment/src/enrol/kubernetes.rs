@@ -51,6 +51,14 @@ impl Workload {
     }
 }
 
+/// The URL of the CA service. Kubernetes names a Service in the environment of pods as `tcp://ADDRESS:PORT`
+/// (`NEBULA_CA_PORT`; Kubernetes, `pkg/kubelet/envvars`), an IPv6 address in brackets. Any other text is returned as
+/// it is.
+#[must_use]
+pub fn service_url(text: &str) -> String {
+    text.strip_prefix("tcp://").map_or_else(|| text.to_owned(), |authority| format!("https://{authority}"))
+}
+
 /// Gets a certificate for the pod whose token is in the token file of `access`, and writes its files. Can be run
 /// again at any time. Retries for up to `within` while the service does not answer, or does not know the pod's
 /// address yet; `on_retry` hears why.
@@ -98,3 +106,18 @@ pub fn enrol(
 
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
+
+#[cfg(test)]
+mod tests {
+    use nebula_cni_contract::launch::ca_address;
+
+    use super::service_url;
+
+    #[test]
+    fn a_service_is_found_by_what_kubernetes_says_of_it_in_both_families() {
+        let found = |text| ca_address(&service_url(text)).map(|(address, port)| (address.to_string(), port));
+        assert_eq!(found("tcp://10.96.0.17:8443"), Some(("10.96.0.17".to_owned(), 8443)));
+        assert_eq!(found("tcp://[fd00:10:96::17]:8443"), Some(("fd00:10:96::17".to_owned(), 8443)));
+        assert_eq!(service_url("https://ca:8443"), "https://ca:8443");
+    }
+}

@@ -99,6 +99,8 @@ impl Ports {
 
     fn merged(mut self) -> Self {
         self.intervals = merged(self.intervals);
+        self.intervals.shrink_to_fit();
+        self.names.shrink_to_fit();
         self
     }
 
@@ -138,6 +140,8 @@ pub(super) fn of_network_policy(
             prepared.push(PreparedRule { place: place as u16, name, action: action::ACCEPT, peers, ports });
         }
     }
+    // Most policies have one rule, and a list that grows has room for four.
+    prepared.shrink_to_fit();
     prepared
 }
 
@@ -231,6 +235,7 @@ pub(super) fn of_cluster_policy(
         let (peers, ports) = (Peers::everyone(), Ports::all());
         prepared.push(PreparedRule { place, name, action: action::DENY, peers, ports });
     }
+    prepared.shrink_to_fit();
     prepared
 }
 

@@ -45,6 +45,8 @@ impl Selector {
                 _ => selector.is_valid = false,
             }
         }
+        // There may be thousands, most of them of one requirement.
+        selector.requirements.shrink_to_fit();
         selector
     }
 

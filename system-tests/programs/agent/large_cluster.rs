@@ -36,7 +36,7 @@ const COMPLETE_WITHIN: Duration = Duration::from_secs(300);
 const REST: Duration = Duration::from_secs(60);
 /// For what the agent does behind a change.
 const SETTLE: Duration = Duration::from_secs(2);
-const CHANGES: u32 = 10;
+const CHANGES: usize = 10;
 
 const PODS: &str = "/api/v1/pods";
 
@@ -68,17 +68,21 @@ fn the_agent_of_a_large_cluster_needs_little_and_a_changed_label_costs_little() 
     let (resident, private, anonymous) = (memory("Rss:"), memory("Private_"), memory("Anonymous:"));
     let peak = status_kib(agent, "VmHWM:");
 
-    let (mut cpu, mut times) = (Vec::new(), Vec::new());
-    for change in 0..CHANGES {
-        // Of another node. In turns to what no pod has and no policy asks for, and back to what policies ask for.
-        let pod = (OWN + 1_234 * (change / 2) % (pods - OWN)) as usize;
-        let app = if change % 2 == 0 { format!("changed-{change}") } else { objects::app(pod as u32) };
-        let (before, began) = (cpu_time(agent), Instant::now());
-        times.push(large.relabel(pod as u32, &app).as_secs_f64() * 1e3);
-        thread::sleep(SETTLE);
-        let used = (cpu_time(agent) - before).as_secs_f64() - idle * began.elapsed().as_secs_f64();
-        cpu.push(used * 1e3);
-    }
+    let changed = |pods: [u32; CHANGES]| {
+        let (mut cpu, mut times) = (Vec::new(), Vec::new());
+        for (change, pod) in pods.into_iter().enumerate() {
+            // In turns to what no pod has and no policy asks for, and back to what policies ask for.
+            let app = if change % 2 == 0 { format!("changed-{pod}-{change}") } else { objects::app(pod) };
+            let (before, began) = (cpu_time(agent), Instant::now());
+            times.push(large.relabel(pod, &app).as_secs_f64() * 1e3);
+            thread::sleep(SETTLE);
+            let used = (cpu_time(agent) - before).as_secs_f64() - idle * began.elapsed().as_secs_f64();
+            cpu.push(used * 1e3);
+        }
+        (cpu, times)
+    };
+    let (cpu, times) = changed(std::array::from_fn(|change| OWN + 1_234 * (change as u32 / 2) % (pods - OWN)));
+    let (own_cpu, own_times) = changed(std::array::from_fn(|change| change as u32 / 2));
     let bytes = fs::metadata(large.table()).unwrap().len();
     println!("| the agent of a node with {OWN} of {pods} pods, {policies} policies | | bar |\n| --- | ---: | ---: |");
     println!("| resident memory, KiB | {resident:.0} | {RESIDENT_KIB:.0} |");
@@ -91,6 +95,8 @@ fn the_agent_of_a_large_cluster_needs_little_and_a_changed_label_costs_little() 
         |all: &[f64]| format!("{:.1} ({:.1} to {:.1})", quantile(all, 0.5), quantile(all, 0.0), quantile(all, 1.0));
     println!("| CPU of a changed label beyond that, ms | {} | {CPU_MS:.0} |", row(&cpu));
     println!("| until it is in the table, ms | {} | {IN_TABLE_MS:.0} |", row(&times));
+    println!("| CPU of a changed label of an own pod, ms | {} | |", row(&own_cpu));
+    println!("| until it is in the table, ms | {} | |", row(&own_times));
     println!("| JSON of a pod, bytes | {} | |", large.api.bytes(PODS) / pods as usize);
     if is_release() {
         let log = large.world.log("agent");

@@ -21,14 +21,14 @@ use crate::world::kube::{DELETED_WITHIN, NAMESPACE, Nodes, text};
 const PATIENCE: Duration = Duration::from_secs(75);
 
 pub(super) struct Helm<'a> {
-    town: &'a Town,
+    nodes: &'a Nodes,
     chart: PathBuf,
 }
 
 impl<'a> Helm<'a> {
-    pub(super) fn new(town: &'a Town) -> Self {
+    pub(super) fn new(nodes: &'a Nodes) -> Self {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        let chart = town.nodes.folder.path().join("chart");
+        let chart = nodes.folder.path().join("chart");
         let script = format!(
             "cp -r {} {chart} && grep -rl policy/v1 {chart} | xargs sed -i 's#policy/v1$#policy/v1beta1#' && \
              sed -i 's/^kubeVersion: .*/kubeVersion: \">=1.20.0-0\"/' {chart}/Chart.yaml",
@@ -38,16 +38,12 @@ impl<'a> Helm<'a> {
         let copied = Command::new("sh").args(["-ec", &script]).output().expect("sh runs");
         assert!(copied.status.success(), "{}", text(&copied));
         assert!(root.join("target/helm").is_dir(), "`.ci/chart/check helm` installs the packages of Helm");
-        Self { town, chart }
-    }
-
-    fn nodes(&self) -> &Nodes {
-        &self.town.nodes
+        Self { nodes, chart }
     }
 
     pub(super) fn start(&self, words: &[&str]) -> Child {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        let mut helm = self.nodes().tool("run");
+        let mut helm = self.nodes.tool("run");
         helm.arg("python3").arg(root.join("tests/tools/helm.py")).args(words);
         helm.env("PYTHONPATH", root.join("target/helm")).env("TIMEOUT", "300");
         helm.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("helm.py starts")
@@ -55,19 +51,24 @@ impl<'a> Helm<'a> {
 
     /// With the chart and these values.
     pub(super) fn start_with(&self, verb: &str, values: &serde_json::Value) -> Child {
-        let file = self.nodes().folder.path().join("values.json");
+        let file = self.nodes.folder.path().join("values.json");
         std::fs::write(&file, values.to_string()).expect("write the values");
-        self.start(&[verb, &self.chart.display().to_string(), &file.display().to_string()])
+        self.start_with_file(verb, &file)
+    }
+
+    /// With the chart and the values in a file.
+    pub(super) fn start_with_file(&self, verb: &str, values: &Path) -> Child {
+        self.start(&[verb, &self.chart.display().to_string(), &values.display().to_string()])
     }
 
     /// Helm waits until all is ready; cluster DNS learns the Service's name meanwhile.
-    pub(super) fn install(&self, values: &serde_json::Value) {
+    pub(super) fn install(&self, values: &serde_json::Value, town: &Town) {
         let installing = self.start_with("install", values);
         let service = ["get", "service", "-n", NAMESPACE, "nebula-ca"];
-        self.nodes()
-            .until("the CA's Service", Duration::from_secs(60), || self.nodes().try_kubectl(&service).status.success());
-        let ca = self.town.cluster_ip(NAMESPACE, "nebula-ca");
-        self.town.name(&[
+        let is_there = || self.nodes.try_kubectl(&service).status.success();
+        self.nodes.until("the CA's Service", Duration::from_secs(60), is_there);
+        let ca = town.cluster_ip(NAMESPACE, "nebula-ca");
+        town.name(&[
             (ca, &format!("nebula-ca.{NAMESPACE}.svc")),
             (ca, &format!("nebula-ca.{NAMESPACE}.svc.cluster.local")),
         ]);
@@ -77,7 +78,7 @@ impl<'a> Helm<'a> {
     pub(super) fn succeeds(&self, what: &str, started: Child) -> String {
         let start = Instant::now();
         let output = started.wait_with_output().expect("helm.py ends");
-        assert!(output.status.success(), "helm {what}: {}\n{}", text(&output), self.nodes().state());
+        assert!(output.status.success(), "helm {what}: {}\n{}", text(&output), self.nodes.state());
         println!("helm {what} --wait: {:.1} s", start.elapsed().as_secs_f64());
         text(&output)
     }
@@ -85,7 +86,7 @@ impl<'a> Helm<'a> {
     /// What Helm says.
     fn fails(&self, started: Child) -> String {
         let output = started.wait_with_output().expect("helm.py ends");
-        assert!(!output.status.success(), "{}\n{}", text(&output), self.nodes().state());
+        assert!(!output.status.success(), "{}\n{}", text(&output), self.nodes.state());
         text(&output)
     }
 }
@@ -106,13 +107,13 @@ pub(super) fn values(namespaces: &[&str]) -> serde_json::Value {
 fn helm_installs_and_upgrades_and_uninstalls_once_no_pod_needs_it() {
     let town = Town::bare();
     let nodes = &town.nodes;
-    let helm = Helm::new(&town);
+    let helm = Helm::new(nodes);
     let reach = |from: (&str, &str), to: (&str, &str)| {
         let address = nodes.overlay(to.0, to.1).unwrap_or_else(|| panic!("{to:?} has no tunnel\n{}", nodes.state()));
         assert!(nodes.ping(from.0, from.1, &address), "{from:?} does not reach {to:?}\n{}", nodes.state());
     };
 
-    helm.install(&values(&["shop"]));
+    helm.install(&values(&["shop"]), &town);
     assert_eq!(helm.succeeds("list", helm.start(&["list"])), "nebula");
     for (name, node) in [("web", "test-node"), ("db", "node2")] {
         nodes.pod("shop", name, node);

@@ -1,6 +1,6 @@
-//! Nebula as the only network of a real two-node cluster: no other network plugin is on the nodes. What the chart
-//! makes with `network.primary.enabled` is applied with one command; then every line of the Kubernetes network model
-//! is tried, with counters on the wire between the nodes, and again after a node has rebooted, left and joined.
+//! Nebula as the only network of a real two-node cluster: no other network plugin is on the nodes. Helm installs the
+//! chart with `network.primary.enabled`. Then every line of the Kubernetes network model is tried, with counters on
+//! the wire between the nodes, and again after a node has changed its address, rebooted, left and joined.
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
@@ -13,12 +13,16 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::capture::town::{before, list};
+use super::helm::Helm;
+use super::nodes::agent_of;
 use crate::world::kube::{DELETED_WITHIN, NAMESPACE, Nodes, text};
 use crate::world::pod_traffic::{EchoServer, OPEN, ask_udp, within};
 
 const PORT: u16 = 9000;
 /// Address of cluster DNS.
 const DNS: &str = "10.96.0.10";
+/// Of the second node, later.
+const READDRESSED: [&str; 2] = ["192.0.2.21", "fd00:192::21"];
 const RANGES: [&str; 2] = ["10.244.0.0/16", "fd00:10:244::/48"];
 /// From the command that installs everything.
 const READY_WITHIN: Duration = Duration::from_secs(60);
@@ -48,6 +52,10 @@ struct Site {
     dns: Option<Child>,
 }
 
+fn repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
+}
+
 fn are_ready(nodes: &Nodes) -> bool {
     nodes.kubectl(&["get", "nodes", "-o", "jsonpath={.items[*].status.conditions[-1:].status}"]) == "True True"
 }
@@ -67,10 +75,12 @@ impl Site {
         let nodes = Nodes::without_network(&[]);
         assert!(!are_ready(&nodes), "the nodes are ready without a network");
         let site = Self::prepared(nodes);
+        let helm = Helm::new(&site.nodes);
         let start = Instant::now();
-        site.apply_chart(|manifests| manifests);
+        let installing = helm.start_with_file("install", &repository(".ci/chart/primary-values.yaml"));
         site.nodes.until("all nodes are ready", Duration::from_secs(180), || are_ready(&site.nodes));
         let ready = start.elapsed();
+        helm.succeeds("install", installing);
         site.wait_for_parts();
         println!(
             "from the command to all nodes ready: {:.1} s; to all parts ready: {:.1} s",
@@ -93,10 +103,9 @@ impl Site {
         Self { nodes, pods: Vec::new(), _servers: Vec::new(), dns: None }
     }
 
-    /// Everything that the chart makes, with one command.
+    /// Everything that the chart makes, changed.
     fn apply_chart(&self, change: impl FnOnce(String) -> String) {
-        let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.ci/chart/primary.yaml");
-        let manifests = std::fs::read_to_string(manifests).expect("what the chart makes");
+        let manifests = std::fs::read_to_string(repository(".ci/chart/primary.yaml")).expect("what the chart makes");
         let manifests = manifests.replace("apiVersion: policy/v1\n", "apiVersion: policy/v1beta1\n");
         self.nodes.apply("nebula.yaml", &change(manifests));
     }
@@ -336,6 +345,19 @@ fn a_cluster_needs_no_other_network_and_all_between_its_nodes_is_in_tunnels() {
     site.streams("web", "db");
     site.streams("far", "web");
 
+    // Gateways renew their certificates, and their agents see that they run.
+    let words = ["logs", "-n", NAMESPACE, "-l", "app.kubernetes.io/name=nebula-gateway", "--tail=-1"];
+    let said = site.nodes.kubectl(&words);
+    assert!(!said.contains("is not renewed") && !said.contains("nebula-enrol ended"), "{said}");
+    for node in [1, 2] {
+        let agent = agent_of(&site.nodes, node);
+        let words = ["exec", "-n", NAMESPACE, &agent, "--", "/nebula-cni-agent", "status"];
+        site.nodes.until("the agent sees the gateway", Duration::from_secs(30), || {
+            let said = text(&site.nodes.try_kubectl(&words));
+            said.lines().any(|line| line.starts_with("gateway ") && line.ends_with("and has tunnels"))
+        });
+    }
+
     // Services, from pods and from nodes, and names.
     for (namespace, name) in [("shop", "db"), ("other", "far")] {
         let address = SocketAddr::new(site.cluster_ip(namespace, name), 7);
@@ -360,6 +382,20 @@ fn a_cluster_needs_no_other_network_and_all_between_its_nodes_is_in_tunnels() {
         assert!(tunnels > 100, "the counters of node {node} are deaf: {tunnels}");
         println!("to node {node}: {tunnels} datagrams of tunnels, none of pods in clear");
     }
+
+    // A node that changes its address.
+    let readdressed = site.nodes.tool("readdress").args(READDRESSED).output().expect("kube-nodes.sh runs");
+    assert!(readdressed.status.success(), "{}\n{}", text(&readdressed), site.nodes.state());
+    let addresses = ["get", "node", "node2", "-o", "jsonpath={.status.addresses[?(@.type==\"InternalIP\")].address}"];
+    site.nodes.until("the API server knows it", Duration::from_secs(30), || {
+        site.nodes.kubectl(&addresses).split(' ').next() == Some(READDRESSED[0])
+    });
+    let start = Instant::now();
+    site.all_reach_all();
+    println!(
+        "all reached all {:.1} s after the API server knew the node's other address",
+        start.elapsed().as_secs_f64()
+    );
 
     // A node that reboots.
     let rebooted = site.nodes.tool("reboot").arg("2").output().expect("kube-nodes.sh runs");

@@ -119,8 +119,8 @@ fn digest(program: &Path) -> String {
 fn helm_upgrade_brings_another_program_to_running_pods_and_helm_rollback_the_one_before() {
     let town = Town::bare();
     let nodes = &town.nodes;
-    let helm = Helm::new(&town);
-    helm.install(&values(&["shop"]));
+    let helm = Helm::new(nodes);
+    helm.install(&values(&["shop"]), &town);
     let site = Site::new(nodes);
     let first = digest(&binary(INSTANCE));
     assert_eq!(site.programs(), vec![first.clone(); PODS.len()]);

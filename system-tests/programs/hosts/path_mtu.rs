@@ -6,12 +6,14 @@
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
+use crate::hosts::soak::daemon;
 use crate::world;
 
 use std::net::IpAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use serde_json::Value;
 use world::peers::{go, ours};
 use world::{World, run};
@@ -155,6 +157,17 @@ firewall:
         }
     }
 
+    /// Sends megabytes until `a` knows that the path carries jumbo frames; returns how many.
+    fn until_jumbo(&self) -> usize {
+        let (until, mut sent) = (Instant::now() + 5 * SECOND, 0);
+        while self.mtu() != Some(8940) {
+            assert!(Instant::now() < until, "{:?}\n{}", self.mtu(), self.world.all_logs());
+            self.transfer("a", "b");
+            sent += 1;
+        }
+        sent
+    }
+
     /// Sends a megabyte by TCP; returns how long it took.
     fn transfer(&self, from: &str, to: &str) -> Duration {
         let (_, _, at) = HOSTS.iter().find(|(name, ..)| *name == to).expect("a host");
@@ -259,4 +272,58 @@ fn a_transfer_over_a_path_that_has_just_shrunk_completes_also_beside_traffic_tha
         assert!(took < 10 * SECOND, "{took:?}\n{}", site.world.all_logs());
         assert!(site.transfer("a", "b") < LIMIT && site.transfer("b", "a") < LIMIT, "{}", site.world.all_logs());
     }
+}
+
+/// The devices stay at 1300, so nothing changes for applications.
+#[test]
+#[ignore = "needs root, network namespaces and Go Nebula"]
+fn connections_between_two_of_ours_use_jumbo_frames_by_themselves() {
+    let mut site = Site::new(9000);
+    site.start(None, 1300);
+    let begun = Instant::now();
+    let before = site.until_jumbo();
+    println!("jumbo frames after {:?}", begun.elapsed());
+    let with_jumbo = 64 * MEGABYTE;
+    site.world.transfer("a", "b", B.parse().expect("an address"), with_jumbo);
+    for size in ["1372", "1400", "7972"] {
+        let output = site.world.exec("a", &["ping", "-n", "-q", "-i", "0.01", "-c", "20", "-s", size, "-M", "dont", B]);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(said.contains(" 20 received"), "{said}");
+    }
+    site.world.stop("b", Signal::SIGTERM);
+    let datagrams = daemon::counters(&site.world.log("b"))["datagrams_in"];
+    let expected = (before * MEGABYTE / 1200 + with_jumbo / 6000) as u64;
+    println!("{datagrams} datagrams for {before} MB before and 64 MB with jumbo frames");
+    assert!(datagrams < expected, "{datagrams} datagrams, expected fewer than {expected}");
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and Go Nebula"]
+fn go_is_sent_no_jumbo_frames() {
+    for suite in ["trixie", "sid"] {
+        let mut site = Site::new(9000);
+        site.start(Some(suite), 1300);
+        let begun = Instant::now();
+        while begun.elapsed() < 5 * SECOND {
+            site.transfer("a", "b");
+        }
+        assert!(site.mtu().is_none_or(|mtu| mtu == 1300), "{suite}: {:?}", site.mtu());
+        assert!(site.world.has_daemon("b"), "{}", site.world.all_logs());
+    }
+}
+
+/// Routers drop what is too large for the new path, and say nothing.
+#[test]
+#[ignore = "needs root, network namespaces and Go Nebula"]
+fn a_transfer_goes_on_when_the_path_loses_its_jumbo_frames() {
+    let mut site = Site::new(9000);
+    site.forbid_fragments();
+    site.start(None, 1300);
+    site.until_jumbo();
+    site.set_mtu(1500);
+    let took = site.transfer("a", "b");
+    println!("path 9000, then 1500: {took:?}");
+    assert!(took < 10 * SECOND, "{took:?}\n{}", site.world.all_logs());
+    assert!(site.transfer("a", "b") < LIMIT && site.transfer("b", "a") < LIMIT, "{}", site.world.all_logs());
+    assert!(site.mtu().is_some_and(|mtu| (1300..=1440).contains(&mtu)), "{:?}", site.mtu());
 }

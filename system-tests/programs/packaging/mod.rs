@@ -4,6 +4,7 @@
 
 mod debian;
 mod descriptor_store;
+mod flow_keeper;
 mod kept_flows;
 mod postinst;
 mod proxy_restart;

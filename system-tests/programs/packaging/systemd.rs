@@ -60,13 +60,20 @@ impl Systemd {
 
     /// Adds a unit that runs in a network namespace and logs to [`Systemd::log`].
     pub(super) fn unit(&self, name: &str, text: &str, namespace: &str) {
+        self.add(name, text, &format!("NetworkNamespacePath=/run/netns/{namespace}\n"));
+    }
+
+    /// Like [`Systemd::unit`], for one that needs no network.
+    pub(super) fn lone_unit(&self, name: &str, text: &str) {
+        self.add(name, text, "");
+    }
+
+    fn add(&self, name: &str, text: &str, more: &str) {
         let units = self.folder.path().join("units");
         std::fs::write(units.join(name), text).expect("write the unit");
         let drop_ins = units.join(format!("{name}.d"));
         std::fs::create_dir(&drop_ins).expect("a folder for what this test adds");
-        let added = format!(
-            "[Service]\nNetworkNamespacePath=/run/netns/{namespace}\nStandardOutput=append:{PLACE}/log\nStandardError=append:{PLACE}/log\n"
-        );
+        let added = format!("[Service]\n{more}StandardOutput=append:{PLACE}/log\nStandardError=append:{PLACE}/log\n");
         std::fs::write(drop_ins.join("test.conf"), added).expect("write the drop-in");
         self.must(&["systemctl", "daemon-reload"]);
     }

@@ -33,6 +33,7 @@ fn worker(steps: &str, depth: Depth) -> (Worker, Shared) {
         output: Arc::new(Output::new(printed.clone())),
         release: Release::new(vec![], Arc::clone(&processes)),
         binaries: TestBinaries::with(vec![]),
+        failures: Mutex::default(),
         processes,
         parts,
     };
@@ -76,11 +77,12 @@ fn a_part_runs_its_steps_in_the_folder_of_the_tests_and_counts_them() {
 #[test]
 fn a_step_that_fails_ends_its_part() {
     let (worker, printed) = worker(TWO, Depth::Full);
-    let script = "echo 'test result: FAILED. 2 passed; 1 failed; 0 ignored'; exit 101";
+    let script = "echo 'x::y --- FAILED'; echo 'test result: FAILED. 2 passed; 1 failed; 0 ignored'; exit 101";
     let (worker, _folder) = with_binary(worker, script);
     let outcome = run(&worker, Place::Main);
     assert_eq!((outcome.is_ok, outcome.passed, outcome.failed), (false, 2, 1));
     assert_eq!(text(&printed).matches("test result").count(), 1);
+    assert_eq!(*lock(&worker.failures), ["a: x::y"]);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! `SECONDS_OF_FLOWS=3600 MAX_MIB=1024 cargo test --release -p nebula-agent -- --nocapture a_thousand_flows`.
 
 use nebula_cni_contract::clock::{Clock, SystemClock};
-use nebula_cni_contract::flow_records::{Amount, Filter};
+use nebula_cni_contract::flow_records::{Amount, Filter, FlowRecord};
 
 use super::tests::{ALL, NOW, PLENTY, answer, attached, record};
 use super::*;

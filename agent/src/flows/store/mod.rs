@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `schema.rs` | the tables, and how a file is opened |
 //! | `rows.rs` | a record as a row and as words |
+//! | `table.rs` | statements for each row |
 //! | `pods.rs` | the pods that have records, and which of them gives way |
 //! | `words.rs` | texts, once for each pod |
 //! | `query.rs` | questions, on a connection of their own |
@@ -20,6 +21,7 @@ mod pods;
 mod query;
 mod rows;
 mod schema;
+mod table;
 #[cfg(test)]
 mod tests;
 mod words;
@@ -30,17 +32,19 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nebula_cni_contract::flow_records::{Amount, FlowRecord, FlowRecords};
-use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
+use nebula_cni_contract::flow_records::FlowRecords;
+use rusqlite::{Connection, ErrorCode, params};
 
 pub(super) use self::batch::{Batch, BatchReader};
 use self::exports::Exports;
 use self::pods::Pods;
 pub use self::query::{Answer, Limits, Reader};
+use self::rows::Row;
+use self::table::{Table, WordIds};
 use self::words::Words;
 use super::Attached;
 use super::export::Target;
-use super::pairs::{Earlier, Pairs};
+use super::pairs::Pairs;
 
 /// Why the store cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -257,78 +261,34 @@ impl Store {
             .prepare_cached("INSERT OR IGNORE INTO ticks VALUES(?, ?)")?
             .execute(params![tick, self.next_seq])?;
         let mut written: u64 = 0;
+        let Self { connection, pods, words, pairs, next_seq, counts, .. } = self;
+        let mut table = Table::of(connection)?;
         for (attached, answer) in answers {
             let first = answer.records.first().map_or(0, |record| record.id.cast_signed());
-            let pod = self.pods.of(&self.connection, attached, first)?;
+            let pod = pods.of(connection, attached, first)?;
             let name = format!("{}/{}", attached.pod.namespace, attached.pod.name);
             for record in answer.records {
-                self.put(pod, &attached.pod.namespace, rows::corrected(record, &name, now_ms), now_ms)?;
+                let record = rows::corrected(record, &name, now_ms);
+                let flow = pods.short(pod, record.id.cast_signed());
+                let earlier = table.take(pods, pod, flow)?;
+                pairs.add(&attached.pod.namespace, &record, earlier, now_ms);
+                let (kind, [source, destination], before, row) = rows::apart(record);
+                let ids = WordIds {
+                    kind: words.id(connection, pods, pod, &kind)?,
+                    ends: [words.id(connection, pods, pod, &source)?, words.id(connection, pods, pod, &destination)?],
+                    original: before.map(|before| words.id(connection, pods, pod, &before)).transpose()?,
+                };
+                table.insert(pod, flow, &ids, &Row { seq: *next_seq, ..row })?;
+                *next_seq += 1;
+                pods.changed_by(pod, 1);
+                pods.has(pod, flow);
                 written += 1;
             }
-            self.counts.lost += self.pods.answered(&self.connection, pod, answer.next, answer.lost)?;
+            counts.lost += pods.answered(connection, pod, answer.next, answer.lost)?;
         }
-        self.counts.written += written;
+        counts.written += written;
+        drop(table);
         self.make_room(written.saturating_mul(2).clamp(LEAST_ROOM, MOST_ROOM))
-    }
-
-    fn put(&mut self, pod: i64, namespace: &str, record: FlowRecord, now_ms: u64) -> Result<(), StoreError> {
-        let flow = self.pods.short(pod, record.id.cast_signed());
-        let earlier = self.take(pod, flow)?;
-        self.pairs.add(namespace, &record, earlier, now_ms);
-        let (kind, [source, destination], before, row) = rows::apart(record);
-        let kind = self.words.id(&self.connection, &mut self.pods, pod, &kind)?;
-        let source = self.words.id(&self.connection, &mut self.pods, pod, &source)?;
-        let destination = self.words.id(&self.connection, &mut self.pods, pod, &destination)?;
-        let original =
-            before.map(|before| self.words.id(&self.connection, &mut self.pods, pod, &before)).transpose()?;
-        let [packets, bytes, reply_packets, reply_bytes] = row.amounts;
-        self.connection.prepare_cached("INSERT INTO flows VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)")?.execute(
-            params![
-                self.next_seq,
-                pod,
-                flow,
-                kind,
-                source,
-                destination,
-                original,
-                row.destination_port,
-                row.source_port,
-                row.original_port,
-                row.last_ms,
-                row.lasted_ms,
-                packets,
-                bytes,
-                reply_packets,
-                reply_bytes
-            ],
-        )?;
-        self.next_seq += 1;
-        self.pods.changed_by(pod, 1);
-        self.pods.has(pod, flow);
-        Ok(())
-    }
-
-    /// Takes the row of a flow out of the file, and returns what was known of it.
-    fn take(&mut self, pod: i64, flow: i64) -> Result<Earlier, StoreError> {
-        if !self.pods.may_have(pod, flow) {
-            return Ok(Earlier::Nothing);
-        }
-        let sql = "DELETE FROM flows WHERE pod = ? AND flow = ? RETURNING forward_packets, forward_bytes, reply_packets, reply_bytes";
-        let amount = |row: &rusqlite::Row<'_>, at: usize| -> rusqlite::Result<Amount> {
-            let (packets, bytes) = (row.get::<_, i64>(at)?, row.get::<_, i64>(at + 1)?);
-            Ok(Amount { packets: packets.cast_unsigned(), bytes: bytes.cast_unsigned() })
-        };
-        let mut statement = self.connection.prepare_cached(sql)?;
-        let carried =
-            statement.query_row(params![pod, flow], |row| Ok([amount(row, 0)?, amount(row, 2)?])).optional()?;
-        Ok(match carried {
-            Some(carried) => {
-                self.pods.changed_by(pod, -1);
-                Earlier::Carried(carried)
-            }
-            None if self.pods.has_given_way(pod, flow) => Earlier::Forgotten,
-            None => Earlier::Nothing,
-        })
     }
 
     /// Evicts about `most` records, of the pods that have the most, while more pages are in use than the bound allows.

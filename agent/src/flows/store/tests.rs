@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 
-use nebula_cni_contract::flow_records::{Amount, Filter, FlowEnd, Original, PolicyDecision};
+use nebula_cni_contract::flow_records::{Amount, Filter, FlowEnd, FlowRecord, Original, PolicyDecision};
 use nebula_cni_contract::launch::Pod;
 use proptest::prelude::*;
 use tempfile::TempDir;

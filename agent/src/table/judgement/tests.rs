@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::super::facts::Settings;
+use super::super::kept::Keep as _;
 use super::*;
 
 /// Two nodes with ranges of both families.
@@ -66,7 +67,7 @@ impl Case {
     }
 
     fn pod(mut self, id: u128, pod: Shown) -> Self {
-        self.facts.pods.insert(id, pod);
+        self.facts.pods.put(id, Some(pod));
         self
     }
 

@@ -43,7 +43,7 @@ fn enrol(facts: &mut Facts, number: u32, node: &Arc<str>) {
         mirrors,
         described: None,
     };
-    facts.pods.insert(number.into(), shown);
+    facts.pods.put(number.into(), Some(shown));
 }
 
 fn address(number: u32) -> IpAddr {
@@ -65,18 +65,12 @@ async fn a_thousand_changed_endpoints_are_in_the_file_soon() {
     let before = resident();
     *shared.facts() = large();
     println!("the facts take {} kB", resident().saturating_sub(before));
+    let outputs = Outputs { node: "n1".to_owned(), writer: Writer::open(&path), ..Outputs::default() };
     let keeper = Keeper {
-        ports: watch::Sender::default(),
         shared: Arc::clone(&shared),
-        node: "n1".to_owned(),
-        writer: Writer::open(&path),
+        outputs,
         metrics: Arc::new(Metrics::new(true)),
         readiness: Readiness::default(),
-        departed: Departed::default(),
-        clear_sets: ClearSets::default(),
-        clear_policies: ClearPolicies::default(),
-        service_choices: ServiceChoices::default(),
-        enforced: Enforced::default(),
         unenforced: Unenforced::default(),
         failure: None,
     };

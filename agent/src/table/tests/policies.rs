@@ -81,18 +81,17 @@ impl World {
             facts.is_heard(Input::Directory);
         }
         let (client, shared) = (self.api.clone().start().await, Arc::clone(&self.shared));
-        let keeper = Keeper {
-            ports: watch::Sender::default(),
-            shared: Arc::clone(&shared),
+        let outputs = Outputs {
             node: "n1".to_owned(),
             writer: Writer::open(&self.path()),
+            enforced: Enforced::since_table(&self.path(), self.dir.path().to_owned(), false),
+            ..Outputs::default()
+        };
+        let keeper = Keeper {
+            shared: Arc::clone(&shared),
+            outputs,
             metrics: Arc::new(Metrics::new(true)),
             readiness: self.readiness.clone(),
-            departed: Departed::default(),
-            clear_sets: ClearSets::default(),
-            clear_policies: ClearPolicies::default(),
-            service_choices: ServiceChoices::default(),
-            enforced: Enforced::since_table(&self.path(), self.dir.path().to_owned(), false),
             unenforced: Unenforced::default(),
             failure: None,
         };
@@ -150,7 +149,7 @@ impl World {
     }
 
     async fn until(&self, what: &str, is_so: impl Fn() -> bool) {
-        for _ in 0..1_000 {
+        for _ in 0..6_000 {
             if is_so() {
                 return;
             }

@@ -12,11 +12,11 @@
 {{- end }}
 
 {{- /* Where the CA is, as arguments of nebula-enrol. Without another network plugin the cluster's DNS begins to work only after the
-pods' network does: the Service is reached by its address. */ -}}
+pods' network does: the Service is reached by its address, which Kubernetes puts there as tcp://ADDRESS:PORT. */ -}}
 {{- define "nebula.caArgs" -}}
 - -ca-url
 {{- if and .Values.network.primary.enabled .Values.ca.enabled }}
-- https://$(NEBULA_CA_SERVICE_HOST):$(NEBULA_CA_SERVICE_PORT)
+- $(NEBULA_CA_PORT)
 - -tls-name
 - nebula-ca.{{ .Release.Namespace }}.svc
 {{- else }}

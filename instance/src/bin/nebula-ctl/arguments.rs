@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap_complete::Shell;
-use nebula_cni_contract::flow_records::Filter;
+use nebula_cni_contract::flow_records::{Conditions, Filter};
 use nebula_linux::clock::since_epoch;
 use serde_json::{Value, json};
 
@@ -98,21 +98,8 @@ pub(crate) enum Command {
         #[arg(long, value_name = "FOLDER", num_args = 0..=1, default_missing_value = kept::FOLDER,
             value_hint = clap::ValueHint::DirPath)]
         kept: Option<PathBuf>,
-        /// Only flows with this peer: overlay address, name in its certificate, or address of a Service.
-        #[arg(long, value_name = "PEER")]
-        peer: Option<String>,
-        /// Only flows to this port.
-        #[arg(long)]
-        port: Option<u16>,
-        /// Only flows of this protocol: tcp, udp, sctp, icmp, icmpv6, or its number.
-        #[arg(long, value_parser = Filter::protocol)]
-        protocol: Option<u8>,
-        /// Only flows that were allowed, refused, or would be refused by policies in audit.
-        #[arg(long, value_parser = ["allowed", "audit", "refused"])]
-        verdict: Option<String>,
-        /// Only flows seen since then, such as 90s, 15m or 2h ago.
-        #[arg(long, value_name = "TIME", value_parser = Filter::span_ms)]
-        since: Option<u64>,
+        #[command(flatten)]
+        wanted: Conditions,
     },
     /// Keep records of flows on disk: asks the daemon every two seconds, and runs until a signal ends it.
     KeepFlows {
@@ -171,14 +158,7 @@ impl Command {
     /// Which flows are asked for.
     pub(crate) fn filter(&self) -> Filter {
         match self {
-            Self::Flows { peer, port, protocol, verdict, since, kept: _ } => Filter {
-                peer: peer.clone(),
-                port: *port,
-                protocol: *protocol,
-                verdict: verdict.clone(),
-                since_ms: since.map(|since| unix_ms().saturating_sub(since)),
-                ..Filter::default()
-            },
+            Self::Flows { wanted, kept: _ } => wanted.filter(unix_ms()),
             _ => Filter::default(),
         }
     }

@@ -1,7 +1,7 @@
 //! The sizes that a search tries: those that links and tunnels usually carry.
 
 /// The sizes of overlay packets on one path, up to what is wanted of it.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Ladder {
     /// MTU of the overlay device.
     mtu: u16,
@@ -33,15 +33,34 @@ impl Ladder {
         self.top
     }
 
+    /// The largest packet that could hold several TCP segments of the device; 0: none could.
+    pub(super) fn jumbo(&self) -> u16 {
+        let largest = MAX_PROBE - self.overhead;
+        if self.top > 0 && self.is_jumbo(largest) { largest } else { 0 }
+    }
+
+    /// Whether a packet of this size could hold several TCP segments of the device.
+    pub(super) fn is_jumbo(&self, size: u16) -> bool {
+        size / 2 >= self.mtu
+    }
+
+    /// The next smaller one that could.
+    pub(super) fn jumbo_below(&self, size: u16) -> Option<u16> {
+        self.between(0, size).next_back().filter(|smaller| self.is_jumbo(*smaller))
+    }
+
     /// Whether the device never sends a packet of more than this size.
     pub(super) fn is_enough(&self, size: u16) -> bool {
         size >= self.mtu
     }
 
-    /// The sizes between these two, which are not among them.
+    /// The sizes between these two, which are not among them. Those between the packets of the device and jumbo frames
+    /// are of no use.
     pub(super) fn between(&self, above: u16, below: u16) -> impl DoubleEndedIterator<Item = u16> + use<> {
-        let overhead = self.overhead;
-        let sizes = LADDER.iter().map(move |size| size - overhead);
+        let ladder = *self;
+        let sizes = move || LADDER.iter().map(move |size| size - ladder.overhead);
+        let jumbo = sizes().filter(move |size| *size > ladder.top && ladder.is_jumbo(*size));
+        let sizes = sizes().filter(move |size| *size < ladder.top).chain([ladder.top]).chain(jumbo);
         sizes.filter(move |size| (above + 1..below).contains(size))
     }
 
@@ -67,6 +86,15 @@ mod tests {
         assert_eq!(Ladder::new(9100, 60).top(), 8940);
         assert_eq!(Ladder::new(940, 60).top(), 0, "the smallest size is no smaller");
         assert!(Ladder::new(9100, 60).is_enough(9100) && !Ladder::new(9100, 60).is_enough(8940));
+    }
+
+    #[test]
+    fn jumbo_frames_hold_two_packets_of_the_device_at_least() {
+        let ladder = Ladder::new(1300, 60);
+        assert_eq!((ladder.jumbo(), ladder.jumbo_below(8940), ladder.jumbo_below(3940)), (8940, Some(3940), None));
+        assert!(ladder.between(1220, 8940).eq([1280, 1300, 3940]));
+        assert_eq!((Ladder::new(4000, 60).jumbo(), Ladder::new(4000, 60).jumbo_below(8940)), (8940, None));
+        assert_eq!([4500, 8900, 65_535].map(|mtu| Ladder::new(mtu, 60).jumbo()), [0; 3]);
     }
 
     #[test]

@@ -5,6 +5,9 @@
 //! same payload, too. Earlier releases panic at them, so a peer is first asked with a short probe, which harms no
 //! release, whether it returns what it gets (see [`size_probe`](crate::wire::size_probe)). A path counts as open
 //! until a probe was lost several times and smaller ones were answered: nearly all are.
+//!
+//! If the peer runs this program, the search goes on beyond the MTU of the device, with jumbo frames: they may hold
+//! several TCP segments, which the peer takes apart.
 
 mod ladder;
 mod openings;
@@ -39,6 +42,10 @@ pub(super) struct Search {
     limit: Option<u16>,
     /// The peer showed in this tunnel that long probes do not harm it.
     is_safe: bool,
+    /// Whether the peer runs this program, and takes packets with several TCP segments; `None`: it was not asked.
+    takes_segments: Option<bool>,
+    /// When to try again whether the path carries more than the device.
+    jumbo_at: Instant,
     /// Send counter of the tunnel, and time, when the path was last examined.
     examined: (u64, Instant),
     /// The first run on the present path.
@@ -61,6 +68,18 @@ enum Run {
     Raise { target: u16, is_near: bool },
     /// Between what passes and what does not.
     Narrow { fails: u16, target: u16 },
+    /// Whether something passes that is larger than any packet of the device.
+    Jumbo { target: u16 },
+}
+
+/// What the answer to a probe shows about the peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Proof {
+    None,
+    /// Long probes do not harm it.
+    Intact,
+    /// It runs this program.
+    SameProgram,
 }
 
 /// What to do after a step.
@@ -82,6 +101,8 @@ impl Search {
             confirmed: 0,
             limit: None,
             is_safe: false,
+            takes_segments: None,
+            jumbo_at: now,
             examined: (0, now),
             is_first_run: false,
             holds: false,
@@ -96,6 +117,9 @@ impl Search {
         match self.limit {
             Some(limit) => PathState::Limited(limit),
             None if self.is_first_run && self.holds => PathState::UnderExamination,
+            None if self.takes_segments == Some(true) && self.ladder.is_jumbo(self.confirmed) => {
+                PathState::Joined(self.confirmed)
+            }
             None => PathState::Open,
         }
     }
@@ -120,7 +144,9 @@ impl Search {
         }
         self.is_first_run = true;
         self.holds = self.is_near();
-        if self.is_safe { self.check(now, sent, self.ladder.top()) } else { self.ask(now, sent, CHECK_ROUNDS) }
+        self.jumbo_at = self.jumbo_at.min(now + SETTLED);
+        let is_known = self.is_safe && self.takes_segments.is_some();
+        if is_known { self.check(now, sent, self.ladder.top()) } else { self.ask(now, sent, CHECK_ROUNDS) }
     }
 
     fn forget(&mut self) {
@@ -131,16 +157,23 @@ impl Search {
     /// Takes over what is known about the path from the search of an older tunnel that uses the same one. `sent` is
     /// the next send counter of the new tunnel.
     pub(super) fn inherit(&mut self, now: Instant, sent: u64, older: &Self) {
-        self.ladder = older.ladder.clone();
-        (self.confirmed, self.limit) = (older.confirmed, older.limit);
+        self.ladder = older.ladder;
+        // Whether this peer takes larger packets than the device's has to be asked in each tunnel.
+        (self.confirmed, self.limit) = (older.confirmed_of_device(), older.limit);
         self.series.inherit(&older.series);
         self.raises.inherit(&older.raises);
         self.examined = (sent, now);
     }
 
-    /// What is known about the path, for another process of this node.
+    /// The largest packet of the device that was answered.
+    fn confirmed_of_device(&self) -> u16 {
+        self.confirmed.min(self.ladder.top())
+    }
+
+    /// What is known about the path, for another process of this node: as far as that matters for packets of the
+    /// device. The other process asks the peer again whether it takes larger ones.
     pub(super) fn measured(&self) -> Option<MeasuredPath> {
-        let (confirmed, limit) = (self.confirmed, self.limit);
+        let (confirmed, limit) = (self.confirmed_of_device(), self.limit);
         let measured =
             || MeasuredPath { mtu: self.ladder.mtu(), confirmed, limit, round_trip: self.series.round_trip() };
         (confirmed > 0).then(measured)
@@ -194,7 +227,7 @@ impl Search {
     }
 
     fn is_worth_a_run(&self, now: Instant, sent: u64) -> bool {
-        self.run.is_none() && (self.may_check(now, sent) || self.may_raise(now, sent))
+        self.run.is_none() && (self.may_check(now, sent) || self.may_raise(now, sent) || self.may_try_jumbo(now, sent))
     }
 
     /// The time of [`Step::next`] has come. `has_sent`: packets were sent since the last traffic check, and not only
@@ -210,7 +243,10 @@ impl Search {
                 self.note_examined(now, sent);
                 self.send_again(now, &[SHORT], run)
             }
-            Run::Ask { .. } => self.rest(now, sent),
+            Run::Ask { .. } => {
+                self.jumbo_at = now + JUMBO_INTERVAL;
+                self.rest(now, sent)
+            }
             Run::Check { target, best } if lost < CHECK_ROUNDS => {
                 // The largest first: if a smaller one that was sent later is answered, it is lost rather than late.
                 let smaller = self.ladder.between(best, target).rev();
@@ -220,8 +256,16 @@ impl Search {
             // Nothing is answered: that is no question of size.
             Run::Check { best: 0, .. } => self.rest(now, sent),
             Run::Check { target, best } => {
-                self.raises.begin(now, !self.is_first_run);
-                (self.confirmed, self.limit, self.is_first_run) = (best, Some(best), false);
+                if target > self.ladder.top() {
+                    self.jumbo_at = now + JUMBO_INTERVAL;
+                }
+                let was_first_run = std::mem::take(&mut self.is_first_run);
+                (self.confirmed, self.limit) = (best, self.limit_at(best));
+                if self.limit.is_none() {
+                    // Only jumbo frames are lost.
+                    return self.rest(now, sent);
+                }
+                self.raises.begin(now, !was_first_run);
                 let fails = self.ladder.between(best, target).next().unwrap_or(target);
                 self.narrow(now, sent, fails)
             }
@@ -232,6 +276,11 @@ impl Search {
             Run::Raise { .. } => self.rest(now, sent),
             Run::Narrow { target, .. } if lost < NARROW_TRIES => self.send_again(now, &[target], run),
             Run::Narrow { target, .. } => self.narrow(now, sent, target),
+            Run::Jumbo { target } if lost < JUMBO_TRIES => self.send_again(now, &[target], run),
+            Run::Jumbo { target } => match self.ladder.jumbo_below(target) {
+                Some(smaller) => self.send(now, smaller, Run::Jumbo { target: smaller }),
+                None => self.pause(now),
+            },
         }
     }
 
@@ -249,7 +298,10 @@ impl Search {
             return self.raise(now, sent);
         }
         if self.ladder.top() > 0 && is_unanswered || self.may_check(now, sent) {
-            return self.check(now, sent, self.limit.unwrap_or_else(|| self.ladder.top()));
+            return self.check(now, sent, self.limit.unwrap_or_else(|| self.confirmed.max(self.ladder.top())));
+        }
+        if self.may_try_jumbo(now, sent) {
+            return if self.takes_segments.is_none() { self.ask(now, sent, 1) } else { self.try_jumbo(now) };
         }
         self.watch.turn(self.confirmed > 0 && is_used && self.watch.goes_on());
         Step { probes: Vec::new(), next: self.watch.is_on().then(|| now + LOOK) }
@@ -258,28 +310,32 @@ impl Search {
     /// The peer answered the question of [`Run::Ask`], in a way that shows that it must not be sent longer probes.
     pub(super) fn refused(&mut self, now: Instant, sent: u64) -> Option<Step> {
         let is_asked = matches!(self.run, Some(Run::Ask { .. }));
-        is_asked.then(|| self.rest(now, sent))
+        is_asked.then(|| {
+            self.takes_segments = Some(false);
+            self.rest(now, sent)
+        })
     }
 
-    /// A probe was answered. `is_proof`: by who answered it, or how, the peer survives longer ones.
-    pub(super) fn answered(&mut self, now: Instant, sent: u64, probe: SizeProbe, is_proof: bool) -> Option<Step> {
+    /// A probe was answered. `proof`: what it shows by who answered it, or how.
+    pub(super) fn answered(&mut self, now: Instant, sent: u64, probe: SizeProbe, proof: Proof) -> Option<Step> {
         let top = self.ladder.top();
-        if !self.series.is_own(probe) || probe.size > top {
+        if !self.series.is_own(probe) || probe.size > top.max(self.ladder.jumbo()) {
             return None;
         }
         if probe.is_short() {
             // It says nothing about sizes.
             let is_asked = matches!(self.run, Some(Run::Ask { .. }));
-            self.is_safe |= is_proof;
-            return is_asked.then(|| match is_proof {
+            self.is_safe |= proof != Proof::None;
+            self.takes_segments = Some(proof == Proof::SameProgram);
+            return is_asked.then(|| match self.is_safe {
                 true => self.check(now, sent, self.limit.unwrap_or(top)),
                 false => self.rest(now, sent),
             });
         }
         self.series.measure(now, probe);
         self.confirmed = self.confirmed.max(probe.size);
-        if self.confirmed == top || self.limit.is_some_and(|limit| probe.size > limit) {
-            self.limit = Some(self.confirmed).filter(|size| !self.ladder.is_enough(*size));
+        if self.confirmed >= top || self.limit.is_some_and(|limit| probe.size > limit) {
+            self.limit = self.limit_at(self.confirmed);
         }
         match self.run? {
             Run::Check { target, best } if probe.size < target => {
@@ -287,9 +343,12 @@ impl Search {
                 None
             }
             // A smaller one of an earlier run.
-            Run::Raise { target, .. } | Run::Narrow { target, .. } if probe.size < target => None,
+            Run::Raise { target, .. } | Run::Narrow { target, .. } | Run::Jumbo { target } if probe.size < target => {
+                None
+            }
             Run::Ask { .. } => None,
-            Run::Check { .. } | Run::Raise { .. } | Run::Narrow { .. } if self.confirmed == top => {
+            Run::Jumbo { .. } => Some(self.pause(now)),
+            Run::Check { .. } | Run::Raise { .. } | Run::Narrow { .. } if self.confirmed >= top => {
                 Some(self.rest(now, sent))
             }
             Run::Check { .. } => {
@@ -323,6 +382,20 @@ impl Search {
             && self.confirmed < self.ladder.top()
             && self.raises.is_due(now)
             && sent.saturating_sub(self.examined.0) >= MIN_DATAGRAMS
+    }
+
+    /// Whether to find out if the path carries more than the device, or whether the peer has a use for that.
+    fn may_try_jumbo(&self, now: Instant, sent: u64) -> bool {
+        self.takes_segments != Some(false)
+            && self.limit.is_none()
+            && (self.ladder.top()..self.ladder.jumbo()).contains(&self.confirmed)
+            && now >= self.jumbo_at
+            && sent.saturating_sub(self.examined.0) >= DATAGRAMS_PER_JUMBO
+    }
+
+    /// The limit on a path that carries this much.
+    fn limit_at(&self, size: u16) -> Option<u16> {
+        Some(size).filter(|size| !self.ladder.is_enough(*size))
     }
 
     fn note_examined(&mut self, now: Instant, sent: u64) {
@@ -372,9 +445,22 @@ impl Search {
         self.send(now, target, Run::Narrow { fails, target })
     }
 
+    /// Tries the largest packet that could hold several TCP segments.
+    fn try_jumbo(&mut self, now: Instant) -> Step {
+        self.jumbo_at = now + JUMBO_INTERVAL;
+        let target = self.ladder.jumbo();
+        self.send(now, target, Run::Jumbo { target })
+    }
+
     /// Ends the run.
     fn rest(&mut self, now: Instant, sent: u64) -> Step {
-        (self.run, self.examined, self.is_first_run) = (None, (sent, now), false);
+        (self.examined, self.is_first_run) = ((sent, now), false);
+        self.pause(now)
+    }
+
+    /// Ends a run that says nothing about the packets of the device.
+    fn pause(&mut self, now: Instant) -> Step {
+        self.run = None;
         self.watch.turn(true);
         Step { probes: Vec::new(), next: Some(now + LOOK) }
     }
@@ -414,6 +500,14 @@ const USED_INTERVAL: Duration = Duration::from_secs(15);
 const LOOK: Duration = Duration::from_secs(1);
 /// Datagrams in that time, so that a check is at most a thousandth of them, and its answer another one.
 const DATAGRAMS_PER_CHECK: u64 = 1000;
+/// Jumbo frames that have to be lost before their size counts as too large.
+const JUMBO_TRIES: u32 = 2;
+/// Time after which a path that did not carry jumbo frames is tried again.
+const JUMBO_INTERVAL: Duration = Duration::from_secs(300);
+/// After a change of path, the time that the new one has to stay in use before it is tried with jumbo frames.
+const SETTLED: Duration = Duration::from_secs(10);
+/// Datagrams since the last examination without which larger ones are not worth a try.
+const DATAGRAMS_PER_JUMBO: u64 = 64;
 /// Larger packets that are tried on a path that loses some of every size, before they count as too large.
 const RAISE_TRIES: u32 = 2;
 /// Datagrams between two checks or attempts, without which the peer is not in use.

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::Step;
+use super::{Proof, Step};
 use crate::counters::{Counter, Direction};
 use crate::index::LocalIndex;
 use crate::node::Node;
@@ -42,7 +42,7 @@ impl Node {
         };
         let Some(older) = self.tunnels.get(*older) else { return };
         let is_same_path = tunnel.endpoint().is_some() && tunnel.endpoint() == older.tunnel.endpoint();
-        let is_known = matches!(older.tunnel.path_limit.state(), PathState::Open | PathState::Limited(_));
+        let is_known = !matches!(older.tunnel.path_limit.state(), PathState::Unexamined | PathState::UnderExamination);
         if is_same_path && is_known && older.path_mtu.known().is_some() {
             live.path_mtu.inherit(now, tunnel.session.next_counter(), &older.path_mtu);
             tunnel.path_limit.set(live.path_mtu.state());
@@ -124,9 +124,11 @@ impl Paths<'_> {
         }
         let (sent, is_direct) = (tunnel.session.next_counter(), matches!(from, Origin::Direct(_)));
         let step = match reply {
-            SizeReply::Marked(probe) => live.path_mtu.answered(self.now, sent, probe, true),
+            SizeReply::Marked(probe) => live.path_mtu.answered(self.now, sent, probe, Proof::SameProgram),
             // A relay returns what may have come from any release.
-            SizeReply::Returned(probe) => live.path_mtu.answered(self.now, sent, probe, is_direct),
+            SizeReply::Returned(probe) => {
+                live.path_mtu.answered(self.now, sent, probe, if is_direct { Proof::Intact } else { Proof::None })
+            }
             SizeReply::Garbled => live.path_mtu.refused(self.now, sent),
         };
         if reply != SizeReply::Garbled {

@@ -18,6 +18,8 @@ struct Path {
     /// Answers on their way, in order of arrival.
     answers: Vec<(Instant, SizeProbe)>,
     mtu: u16,
+    /// What the peer's answers show.
+    proof: Proof,
     round_trip: Duration,
     /// Every n-th probe is lost; 0: none.
     loses: usize,
@@ -29,6 +31,8 @@ struct Path {
     /// What was sent by the last traffic check.
     looked: u64,
     probes: usize,
+    /// Those that are larger than any packet of the device.
+    jumbos: usize,
 }
 
 const TUN: u16 = 1300;
@@ -44,6 +48,7 @@ impl Path {
             due: None,
             answers: Vec::new(),
             mtu: mtu - OVERHEAD,
+            proof: Proof::Intact,
             round_trip,
             loses: 0,
             sent: 3,
@@ -51,6 +56,7 @@ impl Path {
             is_answered: true,
             looked: 3,
             probes: 0,
+            jumbos: 0,
         }
     }
 
@@ -64,6 +70,7 @@ impl Path {
         self.due = step.next;
         for probe in step.probes {
             self.probes += 1;
+            self.jumbos += usize::from(probe.size > TUN);
             let is_lost = self.loses > 0 && self.probes.is_multiple_of(self.loses);
             if probe.size <= self.mtu && !is_lost {
                 self.answers.push((self.now + self.round_trip, probe));
@@ -81,7 +88,7 @@ impl Path {
             self.pass(before + rate * self.now.duration_since(start).as_secs());
             if answer == Some(next) {
                 let (_, probe) = self.answers.remove(0);
-                if let Some(step) = self.search.answered(self.now, self.sent, probe, true) {
+                if let Some(step) = self.search.answered(self.now, self.sent, probe, self.proof) {
                     self.take(step);
                 }
             } else {
@@ -307,7 +314,7 @@ fn an_answer_that_comes_late_lifts_the_limit_at_once() {
     path.mtu = 1200 - OVERHEAD;
     path.run(SECOND, 0);
     assert_eq!(path.limit(), Some(1200));
-    path.search.answered(path.now, path.sent, late, true);
+    path.search.answered(path.now, path.sent, late, Proof::Intact);
     assert_eq!(path.limit(), None);
 }
 
@@ -318,7 +325,7 @@ fn answers_by_an_earlier_path_and_invented_ones_say_nothing() {
     let (_, old) = path.answers.remove(0);
     let mut path = Path { mtu: 1200 - OVERHEAD, ..path }.begin(TUN);
     for probe in [old, SizeProbe { number: 99, ..old }, SizeProbe { number: 1, size: 9000, ..old }] {
-        assert_eq!(path.search.answered(path.now, path.sent, probe, true), None);
+        assert_eq!(path.search.answered(path.now, path.sent, probe, Proof::Intact), None);
     }
     path.run(SECOND, 0);
     assert_eq!(path.limit(), Some(1200));
@@ -334,7 +341,7 @@ fn a_peer_that_does_not_return_the_question_is_sent_no_longer_probe() {
             // It answers something else, or a relay returns what may come from any release.
             let step = match seconds % 2 {
                 0 => path.search.refused(path.now, path.sent),
-                _ => path.search.answered(path.now, path.sent, probe, false),
+                _ => path.search.answered(path.now, path.sent, probe, Proof::None),
             };
             path.take(step.expect("the question is answered"));
             assert_eq!(path.search.state(), PathState::Open, "nothing waits for it any longer");
@@ -344,6 +351,100 @@ fn a_peer_that_does_not_return_the_question_is_sent_no_longer_probe() {
     }
     assert!((2..=21).contains(&path.probes), "{}", path.probes);
     assert_eq!(path.search.known(), None);
+}
+
+/// A busy path to a peer that runs this program.
+fn busy(mtu: u16, tun: u16) -> Path {
+    let mut path = Path { proof: Proof::SameProgram, ..Path::new(mtu, FAST) }.begin(tun);
+    for _ in 0..10 {
+        path.run(SECOND, 5000);
+        path.look();
+    }
+    path
+}
+
+#[test]
+fn a_busy_path_to_the_same_program_is_tried_with_jumbo_frames() {
+    for (mtu, joined) in [(9000, 8940), (65_535, 8940), (8000, 3940), (4000, 3940)] {
+        assert_eq!(busy(mtu, TUN).search.state(), PathState::Joined(joined), "{mtu}");
+    }
+    for (mtu, tun) in [(1500, TUN), (3900, TUN), (9000, 8900), (65_535, 60_000)] {
+        let path = busy(mtu, tun);
+        assert!(!matches!(path.search.state(), PathState::Joined(_)), "{mtu} {tun}");
+    }
+}
+
+#[test]
+fn no_jumbo_frame_is_tried_without_traffic_or_with_other_programs() {
+    let mut idle = Path { proof: Proof::SameProgram, ..Path::new(9000, FAST) }.begin(TUN);
+    let mut other = Path::new(9000, FAST).begin(TUN);
+    for _ in 0..600 {
+        idle.run(SECOND, 1);
+        idle.look();
+        other.run(SECOND, 5000);
+        other.look();
+    }
+    for path in [&idle, &other] {
+        assert_eq!((path.search.state(), path.search.known()), (PathState::Open, Some(TUN)));
+    }
+}
+
+#[test]
+fn a_new_tunnel_by_a_path_with_jumbo_frames_asks_its_peer_and_uses_them_again_within_three_seconds() {
+    for (proof, state) in [
+        (Proof::SameProgram, PathState::Joined(8940)),
+        (Proof::Intact, PathState::Open),
+        (Proof::None, PathState::Open),
+    ] {
+        let older = busy(9000, TUN);
+        let mut path = Path { proof, ..Path::new(9000, FAST) };
+        path.search.inherit(path.now, path.sent, &older.search);
+        assert_eq!((path.search.state(), path.search.known()), (PathState::Open, Some(TUN)));
+        for _ in 0..3 {
+            path.run(SECOND, 5000);
+            path.look();
+        }
+        path.run(FAST * 10, 100);
+        assert_eq!(path.search.state(), state, "{proof:?}");
+    }
+}
+
+#[test]
+fn a_path_without_jumbo_frames_costs_four_probes_in_five_minutes() {
+    let mut path = busy(1500, TUN);
+    assert_eq!(path.jumbos, 4, "two sizes, twice each");
+    for (seconds, expected) in [(280, 4), (30, 8), (280, 8)] {
+        for _ in 0..seconds {
+            path.run(SECOND, 5000);
+            path.look();
+        }
+        assert_eq!(path.jumbos, expected);
+    }
+    assert!(path.search.state() == PathState::Open && path.search.known() == Some(TUN));
+}
+
+#[test]
+fn a_path_that_loses_its_jumbo_frames_is_open_again_within_four_seconds_and_sets_no_limit() {
+    let mut path = busy(9000, TUN);
+    assert_eq!(path.search.state(), PathState::Joined(8940));
+    path.mtu = 1500 - OVERHEAD;
+    for _ in 0..4 {
+        path.run(SECOND, 5000);
+        path.look();
+    }
+    assert_eq!((path.search.state(), path.search.limit), (PathState::Open, None));
+    path.mtu = 1200 - OVERHEAD;
+    for _ in 0..4 {
+        path.run(SECOND, 5000);
+        path.look();
+    }
+    assert_eq!(path.search.state(), PathState::Limited(1140));
+    path.mtu = 9000 - OVERHEAD;
+    for _ in 0..700 {
+        path.run(SECOND, 5000);
+        path.look();
+    }
+    assert_eq!(path.search.state(), PathState::Joined(8940));
 }
 
 #[test]

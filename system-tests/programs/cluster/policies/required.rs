@@ -63,8 +63,8 @@ fn cluster_policy(name: &str, peer: &Value) -> Value {
 fn pods_from_before_are_captured_again_when_a_policy_selects_them_and_conditions_say_what_is_not_enforced() {
     let town = Town::bare();
     let nodes = &town.nodes;
-    let helm = Helm::new(&town);
-    helm.install(&values(&json!({"enabled": false})));
+    let helm = Helm::new(nodes);
+    helm.install(&values(&json!({"enabled": false})), &town);
     for (name, node) in [("server", "test-node"), ("client", "node2")] {
         nodes.pod("shop", name, node);
         nodes.wait_for_pod("shop", name);

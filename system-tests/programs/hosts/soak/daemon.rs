@@ -23,7 +23,7 @@ pub(super) fn busy(pid: u32, prefix: &str) -> BTreeMap<String, u64> {
 }
 
 /// Counters by name, from the last log line that has them; that line omits zeros.
-pub(super) fn counters(log: &str) -> BTreeMap<String, u64> {
+pub(in crate::hosts) fn counters(log: &str) -> BTreeMap<String, u64> {
     let line = log.lines().rfind(|line| line.contains("counters=")).unwrap_or_else(|| panic!("no counters in\n{log}"));
     let said = line.split_once("counters=\"").and_then(|(_, rest)| rest.split_once('"')).expect("counters in quotes").0;
     let pair = |pair: &str| {

@@ -1,3 +1,4 @@
+use nebula_cni_contract::flow_records::Conditions;
 use nebula_instance::host::documents::{Status, Tunnel};
 use serde_json::{Value, json};
 
@@ -93,7 +94,7 @@ fn flows_name_both_ends_the_service_the_rule_and_the_way_and_hostile_names_stay_
 }
 
 fn flows_command() -> Command {
-    Command::Flows { kept: None, peer: None, port: None, protocol: None, verdict: None, since: None }
+    Command::Flows { kept: None, wanted: Conditions::default() }
 }
 
 #[test]
