@@ -90,33 +90,28 @@ impl Coalescer {
         *self = Self { tcp: self.tcp, udp: self.udp, ..Self::default() };
     }
 
-    /// Whether the device takes TCP super-packets.
-    pub(super) fn takes_tcp(&self) -> bool {
-        self.tcp
-    }
-
     /// Adds the packet at `range` of `buffer`.
     pub(super) fn push(&mut self, buffer: &[u8], range: Range<usize>, packet: &Packet) {
         let joint = self.joint(&buffer[range.clone()], packet, TCP_PSH | TCP_ECE);
         self.add(buffer, range, packet, joint, Segments { size: 0, may_grow: true });
     }
 
-    /// Adds a packet that holds several TCP segments of this size, if it is one that a device can take apart.
+    /// Adds a packet that holds several TCP segments of this size. Returns `false`, and adds nothing, if the device
+    /// cannot take it apart.
     #[cold]
-    pub(super) fn push_segments(&mut self, buffer: &[u8], range: Range<usize>, packet: &Packet, size: u16) {
+    pub(super) fn push_segments(&mut self, buffer: &[u8], range: Range<usize>, packet: &Packet, size: u16) -> bool {
         let bytes = &buffer[range.clone()];
-        let mut joint = self.joint(bytes, packet, TCP_PSH | TCP_ECE | TCP_FIN | TCP_CWR);
+        let Some(mut joint) = self.joint(bytes, packet, TCP_PSH | TCP_ECE | TCP_FIN | TCP_CWR) else { return false };
         let mut segments = Segments { size: 0, may_grow: true };
-        if let Some(joint) = &mut joint
-            && joint.size > size.into()
-        {
+        if joint.size > size.into() {
             let count = joint.size.div_ceil(size.into());
             joint.id = joint.id.map(|next| next.wrapping_add(count as u16 - 1));
             // Each of these flags belongs to one segment only.
             let flags = bytes[joint.layout.transport + 13];
             segments = Segments { size, may_grow: flags & (TCP_FIN | TCP_CWR) == 0 };
         }
-        self.add(buffer, range, packet, joint, segments);
+        self.add(buffer, range, packet, Some(joint), segments);
+        true
     }
 
     #[inline(always)]

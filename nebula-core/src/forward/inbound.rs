@@ -300,8 +300,8 @@ impl Ingress<'_> {
         if packet.flow.protocol != protocol::TCP || usize::from(size) < MIN_JOINED {
             return lane.coalescer.push(buffer, plaintext, packet);
         }
-        if lane.coalescer.takes_tcp() {
-            return lane.coalescer.push_segments(buffer, plaintext, packet, size);
+        if lane.coalescer.push_segments(buffer, plaintext.clone(), packet, size) {
+            return;
         }
         // In order: what came before is ahead of it.
         let joined = lane.coalescer.finish(buffer, &mut lane.deliveries, &mut lane.headers, &mut lane.pieces);

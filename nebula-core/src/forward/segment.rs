@@ -1,7 +1,8 @@
 //! Cuts a super-packet into the packets to seal and completes their checksums (TSO, USO).
 //!
 //! On a path that carries more than the overlay device, a packet holds several of the segments that the kernel wants a
-//! TCP super-packet to be cut into. Their size goes with it, so the peer's kernel gets the very same super-packet.
+//! TCP super-packet to be cut into. Their size goes with it, so the peer's kernel gets the very same super-packet, and
+//! the checksum is left to the peer, as a kernel leaves it to a network card.
 
 use super::checksum::{self, Sum};
 use super::layout::{Layout, TCP_CWR, TCP_FIN, TCP_PSH, read_u16};
@@ -241,6 +242,11 @@ impl<'a> Cut<'a> {
         layout.set_checksum(header, 0);
         // Headers are whole 32-bit words, so the payload starts at an even offset of the sum.
         let pseudo: Sum = layout.pseudo_header(header, len);
+        if self.segment_size(index) > 0 {
+            // The peer hands its device a super-packet, whose checksums that completes, or makes packets of it. Until
+            // then the tunnel's tag protects the packet.
+            return layout.set_checksum(header, pseudo.partial());
+        }
         let sum = pseudo.add(&header[layout.transport..]).add(payload);
         layout.set_checksum(header, sum.complement());
     }

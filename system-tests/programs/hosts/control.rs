@@ -267,8 +267,7 @@ fn hostile_clients_cost_neither_others_nor_the_daemon_its_answers() {
         let before_they_are_left = (0..5).any(|_| {
             let silent: Vec<_> = (0..60).map(|_| UnixStream::connect(pair.socket(socket)).unwrap()).collect();
             let answer = pair.json(socket, &["whois", "10.42.0.1"]);
-            assert!(answer.is_ok(), "{socket}: {answer:?}");
-            silent.iter().any(is_served)
+            answer.is_ok() && silent.iter().any(is_served)
         });
         assert!(before_they_are_left, "{socket}");
     }
