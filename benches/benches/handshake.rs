@@ -3,8 +3,8 @@
 use criterion::{Criterion, criterion_group, criterion_main};
 use nebula_benches::{Go, Host, NO_GO, Step};
 use nebula_cert::Curve;
-use nebula_core::Punt;
 use nebula_core::simulator::Authority;
+use nebula_core::{Config, PostQuantum, Punt};
 
 fn handshake(c: &mut Criterion) {
     // Go needs 426 µs for the responder, and 36 kB for both sides together; half of that is taken for one.
@@ -60,5 +60,58 @@ fn handshake(c: &mut Criterion) {
     }
 }
 
-criterion_group!(name = benches; config = nebula_benches::criterion(); targets = handshake);
+/// The same with ML-KEM: two more messages, before which there is no tunnel.
+fn with_ml_kem(c: &mut Criterion) {
+    let mut group = c.benchmark_group("handshake_25519_ml_kem");
+    let authority = Authority::new(Curve::Curve25519);
+    let trust = authority.trust();
+    let [one, two] = [1, 2].map(|number| nebula_benches::identity(&authority, number));
+    let on = |config: &mut Config| config.post_quantum = PostQuantum::Prefer;
+    let called = || {
+        let mut a = Host::with_identity(one.clone(), &trust, 1, on);
+        let b = Host::with_identity(two.clone(), &trust, 2, on);
+        a.learn(&b);
+        let first = a.call(&b);
+        (a, b, first)
+    };
+    let respond = Step::new("handshake with ML-KEM, respond".to_owned(), NO_GO);
+    respond.with(&mut group, "respond", called, |(a, mut b, first)| {
+        let second = b.handshake(a.underlay, first.datagram).expect("an answer");
+        (a, b, second)
+    });
+    let responded = || {
+        let (a, mut b, first) = called();
+        let second = b.handshake(a.underlay, first.datagram).expect("an answer");
+        (a, b, second)
+    };
+    let offer = Step::new("handshake with ML-KEM, offer".to_owned(), NO_GO);
+    offer.with(&mut group, "offer", responded, |(mut a, b, second)| {
+        let third = a.handshake(b.underlay, second.datagram).expect("an ML-KEM key");
+        (a, b, third)
+    });
+    let offered = || {
+        let (mut a, b, second) = responded();
+        let third = a.handshake(b.underlay, second.datagram).expect("an ML-KEM key");
+        (a, b, third)
+    };
+    let answer = Step::new("handshake with ML-KEM, answer".to_owned(), NO_GO);
+    answer.with(&mut group, "answer", offered, |(a, mut b, third)| {
+        let fourth = b.handshake(a.underlay, third.datagram).expect("a ciphertext");
+        (a, b, fourth)
+    });
+    let answered = || {
+        let (a, mut b, third) = offered();
+        let fourth = b.handshake(a.underlay, third.datagram).expect("a ciphertext");
+        (a, b, fourth)
+    };
+    let finish = Step::new("handshake with ML-KEM, finish".to_owned(), NO_GO);
+    finish.with(&mut group, "finish", answered, |(mut a, b, fourth)| {
+        let _packets_that_waited = a.handshake(b.underlay, fourth.datagram);
+        assert!(a.node.tunnels()[0].post_quantum);
+        (a, b)
+    });
+    group.finish();
+}
+
+criterion_group!(name = benches; config = nebula_benches::criterion(); targets = handshake, with_ml_kem);
 criterion_main!(benches);

@@ -143,11 +143,10 @@ impl Pair {
         let mut a = Side::new(a.clone(), "192.0.2.1:4242", Some(("10.9.0.2", "192.0.2.2:4242")), now, 1);
         let mut b = Side::new(b.clone(), "192.0.2.2:4242", None, now, 2);
         a.node.connect(now, "10.9.0.2".parse().expect("an address"));
-        let first = a.drain();
-        for datagram in first {
-            for answer in b.receive(now, a.at, &datagram, datagram.len()) {
-                let _ = a.receive(now, b.at, &answer, answer.len());
-            }
+        let mut calls = a.drain();
+        while !calls.is_empty() {
+            let answers: Vec<_> = calls.iter().flat_map(|call| b.receive(now, a.at, call, call.len())).collect();
+            calls = answers.iter().flat_map(|answer| a.receive(now, b.at, answer, answer.len())).collect();
         }
         // Confirms the tunnel, as the first datagram from the initiator would.
         let punt = Punt::Confirmed { tunnel: b.node.half_open()[0], from: a.at.into() };

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use nebula_cert::{CaPool, Certificate, Fingerprint, Identity, UnixTime, Version, rfc3339};
+use nebula_core::PostQuantum;
 use zeroize::Zeroizing;
 
 use super::section::Section;
@@ -58,6 +59,19 @@ pub(super) fn initiating_version(
             version.number()
         ))),
         _ => Ok(Some(version)),
+    }
+}
+
+/// Reads `pki.post_quantum`. A value that is none of the three must not turn protection off.
+pub(super) fn post_quantum(section: &Section<'_>) -> Result<PostQuantum, Refused> {
+    let Some(value) = section.get("pki.post_quantum") else { return Ok(PostQuantum::default()) };
+    match value.text().as_deref() {
+        Some("prefer") => Ok(PostQuantum::Prefer),
+        Some("require") => Ok(PostQuantum::Require),
+        Some("off") => Ok(PostQuantum::Off),
+        // YAML reads the word as one.
+        _ if value.boolean() == Some(false) => Ok(PostQuantum::Off),
+        _ => Err(no_identity("unknown pki.post_quantum: it is prefer, require or off")),
     }
 }
 

@@ -160,6 +160,7 @@ fn report_reloaded(part: Part, old: &Settings, new: &Settings) {
             "relay settings have been reloaded"
         ),
         Part::InitiatingVersion => tracing::info!("pki.initiating_version has been reloaded"),
+        Part::PostQuantum => tracing::info!("pki.post_quantum has been reloaded"),
         Part::RecvError => {
             tracing::info!("listen.send_recv_error and listen.accept_recv_error have been reloaded");
         }

@@ -9,7 +9,7 @@ use nebula_core::config::{
     CalculatedRemotes, Cipher, Handshakes, Keep, Lighthouse, LocalAllowList, MAX_KEPT, MAX_RELAYS, Punchy, Relay,
     RemoteAllowList, Timers,
 };
-use nebula_core::{Config, firewall::Policy};
+use nebula_core::{Config, PostQuantum, firewall::Policy};
 
 use super::section::Section;
 use super::{
@@ -27,6 +27,8 @@ pub struct Settings {
     pub cipher: Cipher,
     /// Certificate version to start handshakes with.
     pub initiating_version: Option<Version>,
+    /// Whether keys of tunnels come from ML-KEM, too.
+    pub post_quantum: PostQuantum,
     /// Whether to close tunnels whose peer's certificate became invalid.
     pub disconnect_invalid: bool,
     /// Endpoints known from configuration.
@@ -98,7 +100,8 @@ impl Settings {
         Self::finish(settings, section)
     }
 
-    /// Reads everything except `pki`, which must not be set: the credentials come from elsewhere.
+    /// Reads everything except `pki`, which must not be set but for `pki.post_quantum`: the credentials come from
+    /// elsewhere.
     ///
     /// # Errors
     /// As [`Settings::read`].
@@ -111,8 +114,9 @@ impl Settings {
     fn read_without_credentials(tree: &Value, section: &Section<'_>) -> Option<Self> {
         let pki = match tree.at("pki") {
             None => Ok(None),
+            Some(Value::Map(pki)) if pki.keys().all(|key| key == "post_quantum") => Ok(None),
             Some(_) => {
-                let cause = "pki cannot be set here: the CA service issues it";
+                let cause = "pki cannot be set here except for pki.post_quantum: the CA service issues it";
                 Err(Refused::new("Unsupported configuration", cause))
             }
         };
@@ -153,6 +157,7 @@ impl Settings {
         let own = pki.as_ref().and_then(Option::as_ref).map(|pki| &pki.identity);
         let networks = own.map_or(&[][..], Identity::networks);
         let initiating_version = section.keep("pki.initiating_version", pki::initiating_version(section, own));
+        let post_quantum = section.keep("pki.post_quantum", pki::post_quantum(section));
         let cipher = section.keep("cipher", cipher(section));
         let firewall = section.keep("firewall", firewall::read(section));
         let discovery = Discovery::read(section, networks);
@@ -170,6 +175,7 @@ impl Settings {
         let parts = (
             pki,
             initiating_version,
+            post_quantum,
             cipher,
             firewall,
             discovery,
@@ -185,6 +191,7 @@ impl Settings {
         let (
             Some(pki),
             Some(initiating_version),
+            Some(post_quantum),
             Some(cipher),
             Some(firewall),
             Some(discovery),
@@ -204,6 +211,7 @@ impl Settings {
             pki,
             cipher,
             initiating_version,
+            post_quantum,
             disconnect_invalid: section.boolean("pki.disconnect_invalid", true),
             static_hosts: discovery.static_hosts,
             am_lighthouse: discovery.am_lighthouse,
@@ -274,6 +282,7 @@ impl Settings {
     pub fn apply(&self, config: &mut Config) {
         config.cipher = self.cipher;
         config.initiating_version = self.initiating_version;
+        config.post_quantum = self.post_quantum;
         config.disconnect_invalid = self.disconnect_invalid;
         let advertise = std::mem::take(&mut config.lighthouse.advertise);
         config.lighthouse = self.lighthouse(advertise);

@@ -343,6 +343,8 @@ fn mistakes_that_stop_the_start_say_where_they_are() {
         ("firewall: {conntrack: {udp_timeout: -1s}}", "udp_timeout must be above zero"),
         ("logging: {level: loud}", "not a valid logging level"),
         ("pki: {ca: x}", "pki cannot be set here"),
+        ("pki: {ca: x, post_quantum: require}", "pki cannot be set here"),
+        ("pki: {post_quantum: requir}", "prefer, require or off"),
     ] {
         let error = refusal(text);
         assert!(error.contains(expected), "{text}: {error}");

@@ -33,6 +33,19 @@ pub const MAX_FLOW_RECORDS: usize = 1 << 16;
 /// Maximum number of tunnels that are kept; see [`Keep`].
 pub const MAX_KEPT: usize = 64;
 
+/// Whether traffic keys are agreed on by ML-KEM-768 (FIPS 203) beside X25519 or P-256, so that what is recorded today
+/// stays closed when those are broken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PostQuantum {
+    /// Not offered: handshakes are those of Go Nebula.
+    Off,
+    /// With every peer that offers it, too. Nobody on the way can prevent that but by breaking the connection.
+    #[default]
+    Prefer,
+    /// Handshakes with other peers are refused.
+    Require,
+}
+
 /// Configuration of one node.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -43,6 +56,8 @@ pub struct Config {
     pub trust: CaPool,
     /// AEAD of the data path; must be equal network-wide (it is not negotiated).
     pub cipher: Cipher,
+    /// Whether handshakes agree on keys by ML-KEM, too.
+    pub post_quantum: PostQuantum,
     /// Certificate version to initiate with; `None`: v1 if there is a v1 certificate, else v2.
     pub initiating_version: Option<Version>,
     /// Close tunnels whose peer certificate expired or lost its CA.
@@ -119,6 +134,7 @@ impl Config {
             drop_local_broadcast: false,
             drop_multicast: false,
             path_mtu: None,
+            post_quantum: PostQuantum::default(),
             measure_paths: false,
             keep: Keep::default(),
             capture: None,
@@ -262,6 +278,7 @@ impl Config {
             drop_local_broadcast: _,
             drop_multicast: _,
             path_mtu,
+            post_quantum,
             measure_paths,
             keep,
             capture,
@@ -283,6 +300,7 @@ impl Config {
             (Part::StaticHosts, self.static_hosts != *static_hosts),
             (Part::Lighthouse, self.lighthouse != *lighthouse),
             (Part::PathMtu, self.path_mtu != *path_mtu),
+            (Part::PostQuantum, self.post_quantum != *post_quantum),
             (Part::MeasurePaths, self.measure_paths != *measure_paths),
             (Part::Keep, self.keep != *keep),
             (Part::FlowRecords, self.flow_records != *flow_records),
@@ -329,6 +347,8 @@ pub enum Part {
     Lighthouse,
     /// [`Config::path_mtu`]: every path is examined again.
     PathMtu,
+    /// [`Config::post_quantum`], for the next handshakes; tunnels without ML-KEM are closed where it is required.
+    PostQuantum,
     /// [`Config::measure_paths`]: everything that was measured is forgotten.
     MeasurePaths,
     /// [`Config::keep`]: missing tunnels are made at once; those that are no longer kept stay until they end.

@@ -203,7 +203,7 @@ mod sync;
 mod tunnel;
 mod wire;
 
-pub use config::{Config, Part};
+pub use config::{Config, Part, PostQuantum};
 pub use counters::DropReason;
 pub use engine::{Batch, Datagram, Engine, Output, Packet};
 pub use forward::{Forwarder, Lane};

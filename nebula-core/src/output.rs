@@ -373,6 +373,8 @@ pub enum TunnelDownReason {
     Inactive,
     /// Another pod has the peer's address by now.
     PeerReplaced,
+    /// Its keys do not come from ML-KEM, which is required from now on.
+    NotPostQuantum,
 }
 
 impl TunnelDownReason {
@@ -389,6 +391,7 @@ impl TunnelDownReason {
             Self::Superseded => "a newer tunnel took its place",
             Self::Inactive => "inactive",
             Self::PeerReplaced => "another pod has the peer's address",
+            Self::NotPostQuantum => "pki.post_quantum: require was set",
         }
     }
 }

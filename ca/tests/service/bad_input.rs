@@ -121,6 +121,9 @@ fn a_request_under_way_when_the_service_stops_is_answered() {
     let mut answer = [0; 12];
     stream.read_exact(&mut answer).unwrap();
     assert_eq!(&answer, b"HTTP/1.1 200");
+    // What is recorded of an enrolment stays closed, too.
+    let group = stream.conn.negotiated_key_exchange_group().map(|group| group.name());
+    assert_eq!(group, Some(rustls::NamedGroup::X25519MLKEM768));
     drop(stream);
     assert!(stopping.join().unwrap().contains("stopping connections=1"));
     assert_eq!(ca.json("certificate list", &[]).as_array().unwrap().len(), 1);

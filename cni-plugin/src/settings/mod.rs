@@ -330,7 +330,7 @@ impl Keys<'_> {
             ("listen", Some("port"), "the key \"portRange\""),
         ] {
             let found = object.get(section).and_then(|section| match key {
-                None => Some(section),
+                None => Some(section).filter(|section| !is_post_quantum(section)),
                 Some(key) => section.get(key),
             });
             if let Some(found) = found {
@@ -349,6 +349,11 @@ impl Keys<'_> {
         }
         Ok(value)
     }
+}
+
+/// Whether a `pki` says nothing but how keys of tunnels are agreed on.
+fn is_post_quantum(pki: &Value) -> bool {
+    pki.as_object().is_some_and(|pki| pki.len() == 1 && pki.contains_key("post_quantum"))
 }
 
 /// Keys of others that an entry may carry: names with a domain (`cni.dev/valid-attachments`), and comments.
@@ -577,6 +582,7 @@ pub(crate) mod tests {
             ("ca", json!({"url": "https://ca", "tlsCaFile": "/a", "tokenFile": "/b", "serverName": ""})),
             ("nebula", json!([])),
             ("nebula", json!({"pki": {}})),
+            ("nebula", json!({"pki": {"post_quantum": "require", "key": "x"}})),
             ("nebula", json!({"tun": {"dev": "x"}})),
             ("nebula", json!({"listen": {"port": 1}})),
             ("enrol", json!({"namespace": ["a"]})),

@@ -12,7 +12,7 @@ use nebula_config::names;
 use nebula_config::{HostTarget, NameFamily};
 use nebula_linux::clock::unix_now;
 
-use super::{HALF_OPEN, Kind, Metrics, REPAIRS, Reading};
+use super::{HALF_OPEN, Kind, Metrics, REPAIRS, Reading, TUNNELS};
 
 /// Sends metrics until it is dropped.
 #[derive(Debug)]
@@ -96,6 +96,10 @@ impl Lines {
             self.counter(&mut out, name, *value as f64, now);
         }
         self.line(&mut out, HALF_OPEN, "value", reading.half_open as f64, now);
+        for (post_quantum, count) in &reading.tunnels {
+            let kind = if *post_quantum { "post_quantum" } else { "classical" };
+            self.line(&mut out, &format!("{TUNNELS}.{kind}"), "value", *count as f64, now);
+        }
         for (direction, reason, value) in &reading.dropped {
             self.counter(&mut out, &format!("dropped.{direction}.{reason}"), *value as f64, now);
         }
@@ -133,6 +137,7 @@ mod tests {
             handshakes: Summary::default(),
             own: Vec::new(),
             half_open: 4,
+            tunnels: [(true, 3), (false, 1)],
             dropped: vec![("in", "no_rule", 1)],
             repairs: Repairs::default().read(),
             peers: Vec::new(),
@@ -148,6 +153,7 @@ mod tests {
             "nebula.messages.rx.recv_error.count_ps 5 1010",
             "nebula.handshakes.std-dev 0 1010",
             "nebula.half_open_handshakes.value 4 1010",
+            "nebula.tunnels.post_quantum.value 3 1010",
             "nebula.dropped.in.no_rule.count_ps 0 1010",
             "nebula.link_repairs.route.count 0 1010",
         ] {

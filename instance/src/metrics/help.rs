@@ -161,6 +161,7 @@ const HELP: &[(&str, &str)] = &[
     ("lost_bypass_refused_total", "Capture: packets for the primary network that the system refused to send."),
     ("lost_events_total", "Events that nobody read in time, and that are missing in the log."),
     ("half_open_handshakes", "Handshakes that this host answered and whose initiator is not confirmed yet."),
+    ("tunnels", "Tunnels, by whether an ML-KEM secret is part of their keys."),
     ("dropped_packets_total", "Dropped packets by direction and reason."),
     ("link_repairs_total", "What somebody else took from the tun device and was put back."),
     ("gateway_up", "Whether this gateway of an unsafe route takes flows."),
@@ -179,7 +180,7 @@ const HELP: &[(&str, &str)] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::{GO_COUNTERS, HALF_OPEN, REPAIRS};
+    use crate::metrics::{GO_COUNTERS, HALF_OPEN, REPAIRS, TUNNELS};
 
     #[test]
     fn every_counter_has_a_text_and_no_name_has_two() {
@@ -187,7 +188,7 @@ mod tests {
         nebula_core::internals::Counters::default().add_to(&mut counters);
         let own = counters.keys().filter(|name| !name.starts_with("dropped_")).map(|name| format!("{name}_total"));
         let of_go = GO_COUNTERS.iter().map(|(name, _)| name.replace('.', "_"));
-        let others = [HALF_OPEN.to_owned(), format!("{REPAIRS}_total"), "udp_3_drops".to_owned()];
+        let others = [HALF_OPEN.to_owned(), TUNNELS.to_owned(), format!("{REPAIRS}_total"), "udp_3_drops".to_owned()];
         let silent: Vec<_> = own.chain(of_go).chain(others).filter(|name| of(name).is_empty()).collect();
         assert!(silent.is_empty(), "no text for {silent:?}");
         let mut names: Vec<_> = HELP.iter().map(|(name, _)| *name).collect();

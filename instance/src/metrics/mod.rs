@@ -95,6 +95,8 @@ struct Reading {
     own: Vec<(&'static str, u64)>,
     /// Our own gauge: handshakes that this node answered and whose initiator is not confirmed yet.
     half_open: usize,
+    /// Our own gauge: tunnels with keys by ML-KEM, and those without.
+    tunnels: [(bool, usize); 2],
     /// Our own counter: direction, reason, packets.
     dropped: Vec<(&'static str, &'static str, u64)>,
     /// Own: what was put back on the tun device, how often.
@@ -193,13 +195,26 @@ impl Metrics {
         let dropped = counters.iter().filter_map(|(name, value)| split((name, value))).collect();
         let own = counters.into_iter().filter(|(name, _)| !name.starts_with("dropped_")).collect();
         let mut peers = self.handle.tunnels();
+        let tunnels = [true, false].map(|kind| (kind, peers.iter().filter(|it| it.post_quantum == kind).count()));
         peers.retain(|tunnel| tunnel.primary);
         let more_peers = peers.len().saturating_sub(max_peers);
         peers.truncate(max_peers);
         let (half_open, repairs) = (sizes.half_open, self.repairs.read());
         let gateways = self.handle.gateways(MAX_GATEWAYS);
         let moved_flows = self.handle.moved_flows();
-        Reading { metrics, handshakes, own, half_open, dropped, repairs, peers, more_peers, gateways, moved_flows }
+        Reading {
+            metrics,
+            handshakes,
+            own,
+            half_open,
+            tunnels,
+            dropped,
+            repairs,
+            peers,
+            more_peers,
+            gateways,
+            moved_flows,
+        }
     }
 }
 
@@ -248,6 +263,7 @@ fn validity(identity: &Identity) -> (UnixTime, UnixTime) {
 const REPAIR_KINDS: [&str; 4] = ["address", "mtu", "route", "state"];
 const REPAIRS: &str = "link_repairs";
 const HALF_OPEN: &str = "half_open_handshakes";
+const TUNNELS: &str = "tunnels";
 const MAX_GATEWAYS: usize = 256;
 
 /// Go's names of the counters that exist here.

@@ -11,7 +11,7 @@ use nebula_config::names;
 use nebula_core::{GatewayStatus, TunnelStatus};
 use nebula_linux::clock::unix_now;
 
-use super::{HALF_OPEN, Metrics, REPAIRS, Reading, help};
+use super::{HALF_OPEN, Metrics, REPAIRS, Reading, TUNNELS, help};
 use crate::listener::http::{self, Answer, Received, Request};
 use crate::listener::until_stopped::{self, Running, Stopped};
 
@@ -149,6 +149,10 @@ fn text(reading: &Reading, names: &Names) -> String {
     }
     head(&mut out, prefix, HALF_OPEN, "gauge");
     let _ = writeln!(out, "{prefix}{HALF_OPEN} {}", reading.half_open);
+    head(&mut out, prefix, TUNNELS, "gauge");
+    for (post_quantum, count) in &reading.tunnels {
+        let _ = writeln!(out, "{prefix}{TUNNELS}{{post_quantum=\"{post_quantum}\"}} {count}");
+    }
     head(&mut out, prefix, "dropped_packets_total", "counter");
     for (direction, reason, value) in &reading.dropped {
         let _ = writeln!(out, "{prefix}dropped_packets_total{{direction=\"{direction}\",reason=\"{reason}\"}} {value}");
@@ -317,6 +321,7 @@ mod tests {
             handshakes: Summary::default(),
             own: vec![("packets_in", 7)],
             half_open: 4,
+            tunnels: [(true, 3), (false, 1)],
             dropped: vec![("in", "no_rule", 3)],
             repairs: repairs.read(),
             peers: Vec::new(),
@@ -335,6 +340,8 @@ mod tests {
             "n_s_packets_in_total 7",
             "# TYPE n_s_half_open_handshakes gauge",
             "n_s_half_open_handshakes 4",
+            "n_s_tunnels{post_quantum=\"true\"} 3",
+            "n_s_tunnels{post_quantum=\"false\"} 1",
             "n_s_dropped_packets_total{direction=\"in\",reason=\"no_rule\"} 3",
             "n_s_link_repairs_total{what=\"mtu\"} 1",
         ] {

@@ -306,7 +306,7 @@ fn reason(kind: cause::Kind) -> &'static str {
         cause::Kind::OtherCipher => LostPeer::OTHER_CIPHER,
         cause::Kind::CannotSend => LostPeer::CANNOT_SEND,
         cause::Kind::NobodyKnows => LostPeer::NOBODY_KNOWS,
-        cause::Kind::NoAnswer => LostPeer::NO_ANSWER,
+        cause::Kind::NoAnswer | cause::Kind::LongMessagesLost => LostPeer::NO_ANSWER,
     }
 }
 

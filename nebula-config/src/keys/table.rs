@@ -110,6 +110,13 @@ pub(super) const KEYS: &[Key] = &[
         OnReload,
         "certificate version to start handshakes with: 1 or 2",
     ),
+    key(
+        "pki.post_quantum",
+        Choice(&["prefer", "require", "off"]),
+        "prefer",
+        OnReload,
+        "agree on keys by ML-KEM-768, too, with peers that offer it (not in Go): prefer, require (refuse other peers), off",
+    ),
     key("cipher", Choice(&["aes", "chachapoly"]), "aes", OnStart, "cipher of tunnels, the same in the whole network"),
     key("static_host_map", Map, "{}", OnReload, "underlay endpoints by overlay address: one `host:port`, or a list"),
     key("static_map.cadence", Duration, "30s", OnReload, "time between two look-ups of names in static_host_map"),

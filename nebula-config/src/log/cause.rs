@@ -12,6 +12,8 @@ pub enum Kind {
     Refused,
     /// The answer cannot be opened.
     OtherCipher,
+    /// The answer was fine, and the ML-KEM exchange that follows got none.
+    LongMessagesLost,
     /// The system sends nothing there.
     CannotSend,
     /// Nobody says where the peer is.
@@ -27,6 +29,8 @@ pub fn kind(attempt: &Attempt) -> Kind {
         Kind::Refused
     } else if attempt.tried.iter().any(|tried| tried.unopened > 0) {
         Kind::OtherCipher
+    } else if attempt.tried.iter().any(|tried| tried.offers > 0) {
+        Kind::LongMessagesLost
     } else if attempt.tried.is_empty() {
         Kind::NobodyKnows
     } else if attempt.tried.iter().all(has_failed) {
@@ -46,6 +50,12 @@ pub fn of(attempt: &Attempt) -> String {
             .map(|refusal| format!("the answer from {} was refused: {}", refusal.from, refusal.text)),
         Kind::OtherCipher => first(|tried| tried.unopened > 0).map(|other| {
             format!("{} answered and the answer cannot be opened: it has another cipher than this host", other.endpoint)
+        }),
+        Kind::LongMessagesLost => first(|tried| tried.offers > 0).map(|at| {
+            format!(
+                "{} answered, but not the datagram of 1,216 bytes with the ML-KEM key: the path may not carry it",
+                at.endpoint
+            )
         }),
         Kind::CannotSend => first(|tried| tried.error.is_some()).map(|failed| {
             let error = send_error(failed.error.unwrap_or_default());
@@ -102,8 +112,16 @@ mod tests {
     #[test]
     fn the_line_of_a_failed_handshake_names_what_is_known_of_its_cause() {
         let endpoint: SocketAddr = "192.0.2.7:4242".parse().unwrap();
-        let tried =
-            |unopened, error| Tried { endpoint, sent: 4, unopened, last: now(), error, probed: None, heard: None };
+        let tried = |unopened, error| Tried {
+            endpoint,
+            sent: 4,
+            unopened,
+            offers: 0,
+            last: now(),
+            error,
+            probed: None,
+            heard: None,
+        };
         let attempt = |tried: Vec<Tried>| Attempt {
             peer: [10, 42, 0, 7].into(),
             since: now(),
@@ -130,6 +148,11 @@ mod tests {
                 attempt(vec![tried(1, None)]),
                 "192.0.2.7:4242 answered and the answer cannot be opened",
                 Kind::OtherCipher,
+            ),
+            (
+                attempt(vec![Tried { offers: 2, ..tried(0, None) }]),
+                "answered, but not the datagram of 1,216 bytes",
+                Kind::LongMessagesLost,
             ),
             (attempt(vec![tried(0, Some(1))]), "192.0.2.7:4242: operation not permitted (EPERM)", Kind::CannotSend),
             (attempt(vec![tried(0, Some(101))]), "network is unreachable (ENETUNREACH)", Kind::CannotSend),

@@ -236,6 +236,7 @@ mod tests {
             TunnelDownReason::Superseded,
             TunnelDownReason::Inactive,
             TunnelDownReason::PeerReplaced,
+            TunnelDownReason::NotPostQuantum,
         ];
         let log_all = || {
             for reason in reasons {

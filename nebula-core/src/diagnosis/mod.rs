@@ -72,6 +72,9 @@ pub struct Tried {
     pub sent: u32,
     /// Answers from there that could not be decrypted: encrypted with another cipher, or for another handshake.
     pub unopened: u32,
+    /// Times that message 3 of an ML-KEM exchange was sent there, a datagram of 1,217 bytes that the peer has to
+    /// answer.
+    pub offers: u32,
     /// When message 1 was last sent there.
     pub last: Instant,
     /// The error of the system if it refused to send (errno; 0: the socket cannot reach that address family).

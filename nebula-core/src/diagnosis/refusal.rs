@@ -69,6 +69,8 @@ pub enum RefusalReason {
     OtherHost,
     /// `lighthouse.remote_allow_list` excludes the peer's underlay address.
     AddressNotAllowed,
+    /// The peer does not offer ML-KEM, and `pki.post_quantum: require` is set here.
+    NotPostQuantum,
     /// This node cannot read the message: it uses another curve or cipher suite, or is not Nebula at all.
     Unreadable,
     /// Anything else; see the text.
@@ -91,6 +93,7 @@ impl RefusalReason {
             Self::OwnAddress => "own_address",
             Self::OtherHost => "other_host",
             Self::AddressNotAllowed => "address_not_allowed",
+            Self::NotPostQuantum => "not_post_quantum",
             Self::Unreadable => "unreadable",
             Self::Malformed => "malformed",
         }

@@ -269,6 +269,7 @@ pub(super) fn reserved_pair(cipher: Cipher) -> [Side; 2] {
             own_version: Version::V2,
             peer_time: 0,
             answers_long_tests: true,
+            post_quantum: false,
         };
         let tunnel = Arc::new(Tunnel::new(done, Some(endpoints[peer])));
         let lane = forwarder.lane();
@@ -371,6 +372,7 @@ pub(crate) fn negotiated(local_index: LocalIndex, peer: VerifiedCertificate, ini
         own_version: Version::V2,
         peer_time: 0,
         answers_long_tests: true,
+        post_quantum: false,
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use nebula_cert::{Fingerprint, VerifiedCertificate};
 
-use super::{Excess, Reached};
+use super::{Agreed, Error, Excess, Exchange, Reached};
 use crate::Origin;
 use crate::index::{LocalIndex, RelayIndex};
 use crate::tunnel::{HalfOpen, ReservedIndex, TEST_LEN};
@@ -19,21 +19,25 @@ use crate::tunnel::{HalfOpen, ReservedIndex, TEST_LEN};
 #[derive(Debug)]
 pub(crate) struct Answered {
     pub(crate) local_index: ReservedIndex,
-    /// Its keys, shared with the lanes that receive in it.
-    pub(crate) half_open: Arc<HalfOpen>,
+    /// Its ML-KEM exchange, until message 3 is accepted.
+    exchange: Option<Exchange>,
+    /// Its keys, shared with the lanes that receive in it; `None` until then.
+    half_open: Option<Arc<HalfOpen>>,
+    /// Digest of the message 3 that was accepted: repeated, it gets the same message 4.
+    offer: Option<[u8; 32]>,
     /// Whom the caller claims to be: the certificate in message 1.
     pub(crate) peer: VerifiedCertificate,
     /// The own certificate in message 2.
     pub(crate) own_certificate: Fingerprint,
     /// Digest of message 1: a repeated message 1 gets the same message 2.
     pub(crate) digest: [u8; 32],
-    /// Message 2, header included.
+    /// The last message to the caller: 2, or 4 of an ML-KEM exchange. Header included.
     pub(crate) reply: Box<[u8]>,
     pub(crate) since: Instant,
     /// Test requests sent.
     pub(crate) tests: u32,
     sender: Sender,
-    /// Who has got message 2.
+    /// Who has got the reply.
     reached: Reached,
 }
 
@@ -50,8 +54,7 @@ struct Sender {
 
 impl Answered {
     pub(crate) fn new(
-        (local_index, half_open): (ReservedIndex, Arc<HalfOpen>),
-        peer: VerifiedCertificate,
+        (local_index, agreed): (ReservedIndex, Agreed),
         own_certificate: Fingerprint,
         digest: [u8; 32],
         reply: Vec<u8>,
@@ -60,7 +63,51 @@ impl Answered {
         let sender = Sender { origin, received: 0, sent: 0, borrowed: 0 };
         let reply = reply.into_boxed_slice();
         let reached = Reached::default();
-        Self { local_index, half_open, peer, own_certificate, digest, reply, since, tests: 0, sender, reached }
+        let peer = agreed.negotiated().peer.clone();
+        let (exchange, half_open) = match agreed {
+            Agreed::Tunnel(done) => (None, Some(Arc::new(HalfOpen::new(done, origin.endpoint())))),
+            Agreed::Exchange(exchange) => (Some(exchange), None),
+        };
+        Self {
+            local_index,
+            exchange,
+            half_open,
+            offer: None,
+            peer,
+            own_certificate,
+            digest,
+            reply,
+            since,
+            tests: 0,
+            sender,
+            reached,
+        }
+    }
+
+    /// Its keys; `None` before the end of an ML-KEM exchange.
+    pub(crate) fn half_open(&self) -> Option<&Arc<HalfOpen>> {
+        self.half_open.as_ref()
+    }
+
+    /// Whether an ML-KEM secret is part of its keys, or will be.
+    pub(crate) fn is_post_quantum(&self) -> bool {
+        self.exchange.is_some() || self.offer.is_some()
+    }
+
+    /// Reads message 3 of an ML-KEM exchange, whose answer goes `to` there: after it there are keys. Repeated, it
+    /// changes nothing.
+    pub(crate) fn read_offer(&mut self, now: Instant, offer: &[u8], digest: [u8; 32], to: Origin) -> Result<(), Error> {
+        if self.offer == Some(digest) {
+            return Ok(());
+        }
+        let Some(exchange) = &self.exchange else { return Err(Error::Noise("there is no exchange".into())) };
+        let (keys, answer) = exchange.answer(offer)?;
+        let done = self.exchange.take().map(|exchange| exchange.complete(keys));
+        self.half_open = done.map(|done| Arc::new(HalfOpen::new(done, to.endpoint())));
+        (self.offer, self.reply) = (Some(digest), answer.into_boxed_slice());
+        // From here on as for a caller that was answered just now.
+        (self.since, self.tests, self.reached) = (now, 0, Reached::default());
+        Ok(())
     }
 
     /// Where the last copy of message 1 came from.
@@ -101,7 +148,7 @@ impl Answered {
         self.tests += 1;
         let had_excess = self.sender.borrowed > 0;
         let may = self.may_send(TEST_LEN, |origin, missing| had_excess && excess.take(now, origin, missing));
-        if may { self.half_open.test_request() } else { None }
+        if may { self.half_open.as_ref()?.test_request() } else { None }
     }
 
     fn hear(&mut self, origin: Origin, bytes: usize) {
@@ -365,10 +412,9 @@ mod tests {
             let done = testing::negotiated(local_index, self.peer.clone(), false);
             let mut digest = [0; 32];
             digest[..4].copy_from_slice(&local_index.0.to_be_bytes());
-            let half_open = Arc::new(HalfOpen::new(done, Some(from)));
             let fingerprint = self.peer.fingerprint();
-            let made = (ReservedIndex::lone(local_index), half_open);
-            Answered::new(made, self.peer.clone(), fingerprint, digest, vec![0; 100], (since, from.into()))
+            let made = (ReservedIndex::lone(local_index), Agreed::Tunnel(done));
+            Answered::new(made, fingerprint, digest, vec![0; 100], (since, from.into()))
         }
     }
 

@@ -4,6 +4,7 @@ use nebula_cert::{CaPool, Certificate, Curve, Identity, UnixTime, VerifiedCertif
 use snow::HandshakeState;
 use zeroize::Zeroizing;
 
+use super::kem::{Agreed, ML_KEM_768_OFFER};
 use super::noise::{self, Ephemeral};
 use crate::diagnosis::{Claimed, RefusalReason};
 use crate::index::{LocalIndex, RemoteIndex};
@@ -21,6 +22,14 @@ pub(crate) struct Own<'a> {
     pub(crate) cipher: Cipher,
     /// Own wall clock, nanoseconds since the epoch (the Time field).
     pub(crate) time: u64,
+    /// Whether to offer the ML-KEM exchange.
+    pub(crate) offers_kem: bool,
+}
+
+impl Own<'_> {
+    fn kem_offer(&self) -> u32 {
+        if self.offers_kem { ML_KEM_768_OFFER } else { 0 }
+    }
 }
 
 /// Why a handshake message was refused.
@@ -47,6 +56,11 @@ pub(crate) enum Error {
 }
 
 impl Error {
+    /// The certificate of this handshake is not accepted any more.
+    pub(crate) fn refused(error: nebula_cert::Error, done: &Negotiated) -> Self {
+        Self::Certificate(error, Some(Box::new(Claimed::new(&done.peer, done.peer_time))))
+    }
+
     /// What a refusal of the message says: the reason, the text with all causes, and who the sender says it is.
     pub(crate) fn into_refusal(self) -> (RefusalReason, String, Option<Claimed>) {
         let mut text = self.to_string();
@@ -92,6 +106,7 @@ pub(crate) struct Initiator {
     cipher: Cipher,
     local_index: LocalIndex,
     own_version: Version,
+    kem_offer: u32,
 }
 
 impl Initiator {
@@ -112,7 +127,8 @@ impl Initiator {
         ephemeral: Ephemeral,
     ) -> Result<(Self, Vec<u8>), Error> {
         let mut noise = Box::new(noise::handshake(own.identity, own.cipher, ephemeral, true)?);
-        let payload = HandshakePayload { initiator_index: local_index.0, ..HandshakePayload::default() };
+        let kem_offer = own.kem_offer();
+        let payload = HandshakePayload { initiator_index: local_index.0, kem_offer, ..HandshakePayload::default() };
         let header = Header { kind: MessageType::Handshake, index: 0, counter: 1 };
         let datagram = write_message(&mut noise, own, version, header, payload)?;
         let machine = Self {
@@ -121,13 +137,14 @@ impl Initiator {
             cipher: own.cipher,
             local_index,
             own_version: version,
+            kem_offer,
         };
         Ok((machine, datagram))
     }
 
     /// Reads message 2. After [`Error::Noise`] the machine can be used again; after any other error it is spent.
     /// Does not check which peer answered: compare `Negotiated::peer` with the intended address.
-    pub(crate) fn finish(&mut self, datagram: &[u8], trust: &CaPool, at: UnixTime) -> Result<Negotiated, Error> {
+    pub(crate) fn finish(&mut self, datagram: &[u8], trust: &CaPool, at: UnixTime) -> Result<Agreed, Error> {
         let noise = self.noise.as_mut().ok_or(Error::Payload("the handshake is over"))?;
         let body = message_body(datagram, self.local_index.0, 2)?;
         let payload = read_message(noise, body)?;
@@ -137,7 +154,7 @@ impl Initiator {
         let answers_long_tests = names_version(&payload);
         let peer = verify_peer(&noise, &self.identity, payload, trust, at)?;
         let split = RawSplit::of(&mut noise);
-        Ok(Negotiated {
+        let done = Negotiated {
             local_index: self.local_index,
             remote_index,
             peer,
@@ -146,7 +163,10 @@ impl Initiator {
             own_version: self.own_version,
             peer_time: payload.time,
             answers_long_tests,
-        })
+            // What was not offered cannot be chosen.
+            post_quantum: payload.kem_offer & self.kem_offer & ML_KEM_768_OFFER != 0,
+        };
+        Ok(Agreed::new(done, noise.get_handshake_hash()))
     }
 }
 
@@ -178,7 +198,7 @@ pub(crate) fn respond(
     datagram: &[u8],
     trust: &impl Verifier,
     at: UnixTime,
-) -> Result<(Negotiated, Vec<u8>), Error> {
+) -> Result<(Agreed, Vec<u8>), Error> {
     respond_with(own, local_index, Ephemeral::Seed(Zeroizing::new(ephemeral_seed)), datagram, trust, at)
 }
 
@@ -189,7 +209,7 @@ pub(super) fn respond_with(
     datagram: &[u8],
     trust: &impl Verifier,
     at: UnixTime,
-) -> Result<(Negotiated, Vec<u8>), Error> {
+) -> Result<(Agreed, Vec<u8>), Error> {
     let body = message_body(datagram, 0, 1)?;
     let mut noise = noise::handshake(own.identity, own.cipher, ephemeral, false)?;
     // Read by another curve, keys and payload begin elsewhere, and nothing in them makes sense.
@@ -207,14 +227,16 @@ pub(super) fn respond_with(
         None => own.default_version,
     };
     let header = Header { kind: MessageType::Handshake, index: remote_index.0, counter: 2 };
+    let answer_offer = payload.kem_offer & own.kem_offer();
     let answer = HandshakePayload {
         initiator_index: remote_index.0,
         responder_index: local_index.0,
+        kem_offer: answer_offer,
         ..HandshakePayload::default()
     };
     let answer = write_message(&mut noise, own, own_version, header, answer)?;
     let split = RawSplit::of(&mut noise);
-    let completed = Negotiated {
+    let done = Negotiated {
         local_index,
         remote_index,
         peer,
@@ -223,8 +245,9 @@ pub(super) fn respond_with(
         own_version,
         peer_time: payload.time,
         answers_long_tests,
+        post_quantum: answer_offer & ML_KEM_768_OFFER != 0,
     };
-    Ok((completed, answer))
+    Ok((Agreed::new(done, noise.get_handshake_hash()), answer))
 }
 
 /// Who says that it sent this message 1, if it is one of the curve that is not `own`. Nothing in message 1 is
@@ -247,7 +270,7 @@ fn names_version(payload: &HandshakePayload<'_>) -> bool {
 }
 
 /// The part of a datagram that Noise reads: all but the header, which must be exactly that of the expected message.
-fn message_body(datagram: &[u8], index: u32, counter: u64) -> Result<&[u8], Error> {
+pub(super) fn message_body(datagram: &[u8], index: u32, counter: u64) -> Result<&[u8], Error> {
     let expected = Header { kind: MessageType::Handshake, index, counter };
     match Header::parse(datagram) {
         Ok(header) if header == expected => Ok(&datagram[HEADER_LEN..]),

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use nebula_cert::{Fingerprint, Version};
 
-use super::{Initiator, Reached};
+use super::{Initiator, Offer, Reached};
+use crate::Origin;
 use crate::index::LocalIndex;
 use crate::output::PacketOwned;
 use crate::tunnel::ReservedIndex;
@@ -21,6 +22,8 @@ pub(crate) struct Pending {
     /// `None` until there is an endpoint to send it to: its Noise state is many times as large as everything else here,
     /// and a scan of unknown addresses must not allocate it.
     pub(crate) opened: Option<Box<Opened>>,
+    /// Its ML-KEM exchange, once the peer has answered message 1.
+    pub(crate) offered: Option<Box<Offered>>,
     pub(crate) started: Instant,
     /// Attempts made.
     pub(crate) attempts: u32,
@@ -39,6 +42,8 @@ pub(crate) struct Pending {
 
 /// Message 1, and the state needed to process its answer.
 pub(crate) struct Opened {
+    /// When it was made.
+    pub(crate) since: Instant,
     /// The own certificate in the message.
     pub(crate) own_certificate: Fingerprint,
     /// The Noise state between the messages.
@@ -49,12 +54,35 @@ pub(crate) struct Opened {
     pub(crate) reached: Reached,
 }
 
+/// Message 3, and the state needed to process its answer.
+#[derive(Debug)]
+pub(crate) struct Offered {
+    pub(crate) offer: Offer,
+    /// The same bytes are sent each time.
+    pub(crate) message: Vec<u8>,
+    /// Where the peer answered message 1.
+    pub(crate) to: Origin,
+    /// How often it was sent.
+    pub(crate) times: u32,
+    /// How long the peer took to answer message 1.
+    pub(crate) answered_after: Duration,
+}
+
+impl Offered {
+    /// Pause after message 3 was sent: a far peer cannot answer earlier than it did before. Of that time most may be
+    /// lost messages.
+    pub(crate) fn pause(&self, try_interval: Duration) -> Duration {
+        try_interval.saturating_mul(self.times.max(1)).max(self.answered_after.min(MAX_OFFER_PAUSE))
+    }
+}
+
 impl Pending {
     pub(crate) fn new(local_index: ReservedIndex, version: Version, started: Instant, waiting: Waiting) -> Self {
         Self {
             local_index,
             version,
             opened: None,
+            offered: None,
             started,
             attempts: 0,
             known: Vec::new(),
@@ -85,6 +113,11 @@ impl Pending {
             Some(lost) if self.has_packets() => try_interval.max(lost / RETURN_PAUSES),
             _ => try_interval.saturating_mul(self.attempts.max(1)),
         }
+    }
+
+    /// Whether message 1 may go through relays, too.
+    pub(crate) fn may_be_relayed(&self) -> bool {
+        self.only.is_none() && self.offered.is_none()
     }
 
     /// Whether packets wait for the peer.
@@ -304,6 +337,8 @@ const DISPLACEABLE_AFTER: Duration = Duration::from_millis(300);
 const BEST_ENDPOINTS: usize = 8;
 /// Further ones that it goes to in turn.
 const ENDPOINTS_IN_TURN: usize = 8;
+/// A peer four seconds away has answered by the time that message 3 was sent often enough.
+const MAX_OFFER_PAUSE: Duration = Duration::from_secs(2);
 const MAX_PACKETS_PER_PEER: usize = 100;
 /// A peer that was away for three seconds is found again within two tenths of a second of its return, and one that does
 /// not return costs some sixty attempts.

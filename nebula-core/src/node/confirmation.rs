@@ -12,13 +12,14 @@ use std::time::{Duration, Instant};
 use nebula_cert::{CaPool, Certificate, UnixTime, VerifiedCertificate};
 
 use super::Node;
+use super::handshakes::digest_of;
 use super::hops::Hops;
 use super::outbox::Outbox;
 use super::timer::{Due, Timer};
 use super::tunnels::{Established, Tunnels};
-use crate::handshake::{Answered, HalfOpenTable, PendingHandshakes, Verifier};
+use crate::handshake::{Agreed, Answered, Error, HalfOpenTable, PendingHandshakes, Verifier};
 use crate::index::LocalIndex;
-use crate::tunnel::{HalfOpen, Negotiated, ReservedIndex, Tunnel};
+use crate::tunnel::{ReservedIndex, Tunnel};
 use crate::{Config, DropReason, Forwarder, Origin};
 
 impl Node {
@@ -86,22 +87,39 @@ impl Callers<'_> {
     /// `received` bytes, has this digest.
     pub(super) fn insert(
         &mut self,
-        (reserved, done): (ReservedIndex, Negotiated),
+        (reserved, agreed): (ReservedIndex, Agreed),
         digest: [u8; 32],
         reply: Vec<u8>,
         from: Origin,
         received: usize,
     ) {
-        let own_certificate = self.config.fingerprint(done.own_version);
-        let (index, peer) = (done.local_index, done.peer.clone());
-        let half_open = Arc::new(HalfOpen::new(done, from.endpoint()));
-        self.forwarder.tunnels().await_caller(index, Arc::clone(&half_open));
-        let answered = Answered::new((reserved, half_open), peer, own_certificate, digest, reply, (self.now, from));
+        let own_certificate = self.config.fingerprint(agreed.negotiated().own_version);
+        let index = *reserved;
+        let answered = Answered::new((reserved, agreed), own_certificate, digest, reply, (self.now, from));
+        if let Some(half_open) = answered.half_open() {
+            self.forwarder.tunnels().await_caller(index, Arc::clone(half_open));
+        }
         self.timer.set(Due::HalfOpen(index), answered.expires());
         if let Some(evicted) = self.table.insert(answered) {
             self.discard(&evicted);
         }
         self.answer(index, from, received);
+    }
+
+    /// Reads message 3 of an ML-KEM exchange, answers it, and lets lanes receive in the tunnel.
+    pub(super) fn read_offer(&mut self, index: LocalIndex, from: Origin, offer: &[u8]) -> Result<(), Error> {
+        let Some(answered) = self.table.get_mut(index) else {
+            return Err(Error::Noise("no handshake has its index".into()));
+        };
+        let had_keys = answered.half_open().is_some();
+        // Where message 2 went, if it went to one place: whoever sends this from elsewhere may not be there.
+        let to = answered.proven().unwrap_or(from);
+        answered.read_offer(self.now, offer, digest_of(offer), to)?;
+        if let Some(half_open) = answered.half_open().filter(|_| !had_keys) {
+            self.forwarder.tunnels().await_caller(index, Arc::clone(half_open));
+        }
+        self.answer(index, to, offer.len());
+        Ok(())
     }
 
     /// Sends message 2 of a half-open tunnel to the sender of message 1, a datagram of `received` bytes, unless that
@@ -173,7 +191,9 @@ impl Callers<'_> {
 
     fn discard(&mut self, answered: &Answered) {
         self.timer.cancel(Due::HalfOpen(*answered.local_index));
-        answered.half_open.discard();
+        if let Some(half_open) = answered.half_open() {
+            half_open.discard();
+        }
     }
 
     /// Gives up every caller whose certificate is no longer accepted at `at`.
@@ -184,12 +204,20 @@ impl Callers<'_> {
         }
     }
 
+    /// Gives up every caller whose keys would not come from ML-KEM.
+    pub(super) fn give_up_classical(&mut self) {
+        let classical = self.table.iter().filter(|answered| !answered.is_post_quantum());
+        for index in classical.map(|answered| *answered.local_index).collect::<Vec<_>>() {
+            self.give_up(index);
+        }
+    }
+
     /// Takes a caller that was heard, and its tunnel.
     fn confirm(&mut self, index: LocalIndex) -> Option<(Answered, Arc<Tunnel>)> {
         let answered = self.table.remove(index)?;
         self.table.note_confirmed(self.now, &answered);
         self.timer.cancel(Due::HalfOpen(index));
-        let tunnel = answered.half_open.tunnel()?;
+        let tunnel = answered.half_open()?.tunnel()?;
         tunnel.confirm();
         Some((answered, tunnel))
     }

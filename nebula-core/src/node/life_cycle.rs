@@ -15,7 +15,7 @@ use crate::index::{LocalIndex, RemoteIndex};
 use crate::tunnel::Tunnel;
 use crate::tunnel::liveness::{Decision, Next};
 use crate::wire::header::{Header, MessageType};
-use crate::{Event, Origin, TunnelDownReason};
+use crate::{Event, Origin, PostQuantum, TunnelDownReason};
 
 impl Node {
     /// Installs a tunnel whose peer has proved that it holds the keys, and makes it the primary one unless there is a
@@ -265,6 +265,18 @@ impl Node {
             }
         }
         indexes.len()
+    }
+
+    /// Closes the tunnels whose keys do not come from ML-KEM, and gives up such callers, if that is required.
+    pub(super) fn close_classical(&mut self, now: Instant) {
+        if self.config.post_quantum != PostQuantum::Require {
+            return;
+        }
+        let classical = self.tunnels.iter().filter(|live| !live.tunnel.post_quantum);
+        for index in classical.map(|live| live.tunnel.local_index).collect::<Vec<_>>() {
+            self.close_tunnel(index, TunnelDownReason::NotPostQuantum);
+        }
+        self.callers(now).give_up_classical();
     }
 
     /// Closes every tunnel with a CloseTunnel message; drain the transmits afterwards.

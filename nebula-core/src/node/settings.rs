@@ -33,6 +33,7 @@ impl Node {
                 Part::Relay => self.apply_relay_settings(now),
                 Part::Lighthouse => self.apply_lighthouse_settings(now),
                 Part::PathMtu => self.examine_all_paths(),
+                Part::PostQuantum => self.close_classical(now),
                 Part::MeasurePaths => self.forget_measurements(),
                 Part::Keep => self.apply_kept(now),
                 Part::FlowRecords => self.forwarder.set_flow_records(self.config.flow_records),

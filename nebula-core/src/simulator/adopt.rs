@@ -49,6 +49,7 @@ impl Node {
             own_version,
             peer_time: 0,
             answers_long_tests: true,
+            post_quantum: false,
         };
         let mut tunnel = Tunnel::new(done, Some(endpoint));
         tunnel.peer_addresses = addresses;

@@ -49,7 +49,7 @@ use self::packet::Contents;
 use crate::firewall::Rule;
 use crate::lighthouse::LocalAddress;
 use crate::wire::header::{HEADER_LEN, Header, MessageType};
-use crate::{Config, Event, Node, Seed, TableSizes, TunnelStatus, Verdict, WallClock};
+use crate::{Config, Event, Node, PostQuantum, Seed, TableSizes, TunnelStatus, Verdict, WallClock};
 
 /// A host of a [`SimNet`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,6 +74,8 @@ pub struct SimNet {
     start: Instant,
     now: Instant,
     authority: Authority,
+    /// What hosts that are added begin with.
+    post_quantum: PostQuantum,
     link: Link,
     /// Paths that differ from [`SimNet::link`].
     links: BTreeMap<(HostId, HostId), Link>,
@@ -113,6 +115,7 @@ impl SimNet {
             start,
             now: start,
             authority: Authority::seeded(curve, seed),
+            post_quantum: PostQuantum::default(),
             link: Link::default(),
             links: BTreeMap::new(),
             paths: BTreeMap::new(),
@@ -126,6 +129,12 @@ impl SimNet {
             pings: 0,
             flow: Flow::default(),
         }
+    }
+
+    /// Sets what hosts that are added from now on begin with. ML-KEM takes its randomness from the system: without it,
+    /// equal seeds give equal bytes.
+    pub fn set_post_quantum(&mut self, post_quantum: PostQuantum) {
+        self.post_quantum = post_quantum;
     }
 
     /// Adds hosts that know each other's endpoints from their configuration.
@@ -163,6 +172,7 @@ impl SimNet {
         };
         let mut config = Config::new(self.authority.identity(&subject), self.authority.trust());
         config.listen_port = PORT;
+        config.post_quantum = if spec.is_old_go { PostQuantum::Off } else { self.post_quantum };
         config.firewall.inbound = vec![Rule::any()];
         config.firewall.outbound = vec![Rule::any()];
         for host in spec.knows {

@@ -61,6 +61,8 @@ pub(crate) struct Tunnel {
     pub peer_time: u64,
     /// Whether the peer may be sent test requests with a body.
     pub(crate) answers_long_tests: bool,
+    /// Whether an ML-KEM secret is part of the keys.
+    pub(crate) post_quantum: bool,
     /// Where the peer is. It answered there what only who is there can answer.
     endpoint: ArcSwapOption<SocketAddr>,
     /// Where it may be.
@@ -106,6 +108,7 @@ impl Tunnel {
             own_version: done.own_version,
             peer_time: done.peer_time,
             answers_long_tests: done.answers_long_tests,
+            post_quantum: done.post_quantum,
             endpoint: ArcSwapOption::new(endpoint.map(Arc::new)),
             trial: ArcSwapOption::empty(),
             hop: AtomicU64::new(0),
@@ -138,6 +141,7 @@ impl Tunnel {
             own_version,
             peer_time: 0,
             answers_long_tests: false,
+            post_quantum: false,
         };
         Self { session: Session::opening(opening, placeholder), ..Self::new(done, endpoint) }
     }
@@ -280,10 +284,16 @@ mod tests {
         let identity = |name| Identity::read(format!("{CERTS}{name}.crt"), format!("{CERTS}{name}.key")).unwrap();
         let (plain, multi) = (identity("host-plain"), identity("host-multi"));
         let trust = CaPool::from_pem(&std::fs::read(format!("{CERTS}ca.crt")).unwrap()).unwrap();
-        let own = |identity| Own { identity, default_version: Version::V2, cipher: Cipher::Aes256Gcm, time: 7 };
+        let own = |identity| Own {
+            identity,
+            default_version: Version::V2,
+            cipher: Cipher::Aes256Gcm,
+            time: 7,
+            offers_kem: false,
+        };
         let (_, first) = Initiator::start(own(&multi), Version::V2, LocalIndex(1), [1; 32]).unwrap();
         let (done, _) = respond(own(&plain), LocalIndex(2), [2; 32], &first, &trust, 1_800_000_000).unwrap();
-        Tunnel::new(done, Some("192.0.2.1:4242".parse().unwrap()))
+        Tunnel::new(done.tunnel(), Some("192.0.2.1:4242".parse().unwrap()))
     }
 
     #[test]

@@ -217,6 +217,8 @@ pub(crate) struct Negotiated {
     pub(crate) peer_time: u64,
     /// Whether the peer may be asked to measure paths. Go Nebula 1.9 and earlier ones garble the body.
     pub(crate) answers_long_tests: bool,
+    /// Whether an ML-KEM secret is part of the keys, or will be before they are used.
+    pub(crate) post_quantum: bool,
 }
 
 #[cfg(test)]

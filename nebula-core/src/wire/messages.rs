@@ -26,6 +26,9 @@ pub fn fair_cut(ipv4: usize, ipv6: usize) -> (usize, usize) {
     (ipv4, ipv6.min(MAX_ENDPOINTS - ipv4))
 }
 
+/// Field of the details, far from those of Go Nebula.
+const KEM_OFFER: u32 = 100;
+
 /// What both handshake messages carry inside Noise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct HandshakePayload<'a> {
@@ -39,6 +42,9 @@ pub struct HandshakePayload<'a> {
     pub time: u64,
     /// 0 (from peers older than 1.10) and 1 mean version 1.
     pub certificate_version: u32,
+    /// Key exchanges that the sender offers beside that of Noise, a bit for each; in message 2 the one that is chosen.
+    /// Not in Go Nebula, which skips the field: 1 is ML-KEM-768.
+    pub kem_offer: u32,
 }
 
 impl<'a> HandshakePayload<'a> {
@@ -64,6 +70,7 @@ impl<'a> HandshakePayload<'a> {
                 (3, value) => self.responder_index = value.u32()?,
                 (5, value) => self.time = value.u64()?,
                 (8, value) => self.certificate_version = value.u32()?,
+                (KEM_OFFER, value) => self.kem_offer = value.u32()?,
                 _ => {}
             }
         }
@@ -82,6 +89,7 @@ impl<'a> HandshakePayload<'a> {
             details.number(3, self.responder_index.into());
             details.number(5, self.time);
             details.number(8, self.certificate_version.into());
+            details.number(KEM_OFFER, self.kem_offer.into());
         });
         writer.finish()
     }

@@ -586,7 +586,7 @@ fn answers_come_back_whichever_ports_are_used_again() {
             let port = PORT + next(20) as u16;
             let own = pod(client as u8 + 1, v6);
             let _verdict = net.send_packet(hosts[client], &udp(own, to, (port, to_port), b"question"));
-            net.run_for(Duration::from_millis(20));
+            net.run_for(Duration::from_millis(30));
             let (at, what) = (if v6 { 40 } else { 20 }, format!("round {round}: {own}:{port} to {to}:{to_port}"));
             let ends = |packet: &[u8]| [0, 2].map(|n| u16::from_be_bytes([packet[at + n], packet[at + n + 1]]));
             let got: Vec<_> = (0..3).filter(|n| net.packets(hosts[*n]).len() > before[*n]).collect();

@@ -7,6 +7,7 @@ use nebula_core::simulator::{HostSpec, Link, NatBehaviour, SimNet, Step};
 /// Every datagram of a run: who sent what to whom, and when.
 fn run(seed: u64) -> Vec<Step> {
     let mut net = SimNet::new(seed);
+    net.set_post_quantum(nebula_core::PostQuantum::Off);
     net.set_link(Link { loss: 10, duplicate: 10, jitter: Duration::from_millis(30), ..Link::default() });
     let lighthouse = net.add(HostSpec::new("lighthouse").am_lighthouse());
     let nat = net.add_nat(NatBehaviour::home());

@@ -7,6 +7,7 @@ use nebula_core::simulator::{Link, SimNet};
 #[test]
 fn a_diagram_shows_seed_time_direction_kind_index_counter_size_and_fate() {
     let mut net = SimNet::new(4711);
+    net.set_post_quantum(nebula_core::PostQuantum::Off);
     let [a, b] = net.nodes(["alice", "bob"]);
     net.ping(a, b).until_delivered();
     net.cut(a, b);

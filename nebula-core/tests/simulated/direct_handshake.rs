@@ -74,6 +74,7 @@ fn the_bytes_that_wait_are_bounded_over_all_peers() {
 #[test]
 fn the_first_frame_of_each_direction_has_counter_three() {
     let mut net = SimNet::new(5);
+    net.set_post_quantum(nebula_core::PostQuantum::Off);
     let [a, b] = net.nodes(["a", "b"]);
     net.ping(a, b).until_delivered();
     let counters: Vec<_> = net.flow().map(|step| (step.sender.clone(), step.datagram[0], step.datagram[15])).collect();
@@ -84,6 +85,7 @@ fn the_first_frame_of_each_direction_has_counter_three() {
 #[test]
 fn a_lost_second_message_is_sent_again_unchanged() {
     let mut net = SimNet::new(6);
+    net.set_post_quantum(nebula_core::PostQuantum::Off);
     let [a, b] = net.nodes(["a", "b"]);
     let peer = net.overlay(b);
     net.control(a, |node, now| node.connect(now, peer));

@@ -240,6 +240,7 @@ fn a_member_cannot_direct_a_stream_at_a_stranger_by_answering_like_an_old_releas
 #[test]
 fn an_old_release_at_one_of_several_endpoints_gets_everything_after_a_second_call() {
     let mut net = SimNet::new(11);
+    net.set_post_quantum(nebula_core::PostQuantum::Off);
     let lighthouse = net.add(HostSpec::new("lighthouse").am_lighthouse());
     let old = net.add(HostSpec::new("old").lighthouse(lighthouse).also_at(&["203.0.113.201:4242"]).old_go());
     let host = net.add(HostSpec::new("host").lighthouse(lighthouse).also_at(&["203.0.113.202:4242"]));

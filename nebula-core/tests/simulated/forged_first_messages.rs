@@ -303,6 +303,7 @@ fn a_caller_with_nothing_to_say_is_confirmed_and_reached_without_an_endpoint_of_
 #[test]
 fn a_packet_for_a_caller_waits_for_one_round_trip_at_most() {
     let mut net = SimNet::new(12);
+    net.set_post_quantum(nebula_core::PostQuantum::Off);
     net.set_link(FAR);
     let bob = net.add(HostSpec::new("bob"));
     let alice = net.add(HostSpec::new("alice").knows(bob));

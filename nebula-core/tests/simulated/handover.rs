@@ -586,6 +586,7 @@ fn a_connection_to_a_service_keeps_its_endpoint_and_a_new_one_gets_what_there_is
 #[test]
 fn the_size_of_a_path_need_not_be_found_out_again() {
     let mut net = SimNet::new(27);
+    net.set_post_quantum(nebula_core::PostQuantum::Off);
     net.set_link(Link::carrying(1200));
     let b = net.add(HostSpec::new("b").config(|config| config.path_mtu = Some(1300)));
     let a = net.add(HostSpec::new("a").knows(b).config(|config| config.path_mtu = Some(1300)));

@@ -55,7 +55,8 @@ fn a_host_responds_with_a_test_to_a_peer_that_it_has_a_tunnel_with() {
     let tests = net.flow().filter(|step| step.sender == "inside" && step.datagram[0] == 0x14).count();
     assert_eq!(tests, 1, "{}", net.diagram());
     let calls = |step: &&nebula_core::simulator::Step| {
-        step.sender == "inside" && step.to == net.underlay(outside) && step.datagram[0] == 0x10
+        let is_first = step.datagram[0] == 0x10 && step.datagram[15] == 1;
+        step.sender == "inside" && step.to == net.underlay(outside) && is_first
     };
     assert_eq!(net.flow().filter(calls).count(), 1, "the handshake of the beginning: {}", net.diagram());
 }

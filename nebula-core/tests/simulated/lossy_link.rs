@@ -111,7 +111,7 @@ fn a_handshake_completes_over_a_path_of_four_seconds() {
     let mut net = SimNet::new(7);
     let [a, b] = net.nodes(["a", "b"]);
     net.set_link(Link { latency: Duration::from_secs(2), ..Link::default() });
-    assert!(net.ping(a, b).is_answered_within(Duration::from_secs(9)), "{}", net.diagram());
+    assert!(net.ping(a, b).is_answered_within(Duration::from_secs(13)), "{}", net.diagram());
     net.run_for(Duration::from_secs(20));
     assert_eq!(
         (net.tunnels(a).len(), net.tunnels(b).len()),

@@ -44,6 +44,7 @@ mod nat;
 mod partition;
 mod path_choice;
 mod path_mtu;
+mod post_quantum;
 mod punches;
 mod random_operations;
 mod recovery;

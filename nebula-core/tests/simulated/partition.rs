@@ -9,6 +9,7 @@ use nebula_core::simulator::SimNet;
 #[test]
 fn a_partition_shorter_than_dead_peer_detection_costs_no_handshake() {
     let mut net = SimNet::new(3);
+    net.set_post_quantum(nebula_core::PostQuantum::Off);
     let [a, b] = net.nodes(["a", "b"]);
     net.ping(a, b).until_delivered();
     net.run_for(Duration::from_secs(10));
@@ -25,6 +26,7 @@ fn a_partition_shorter_than_dead_peer_detection_costs_no_handshake() {
 #[test]
 fn a_partition_in_the_middle_of_a_new_handshake_does_not_end_the_old_tunnel() {
     let mut net = SimNet::new(4);
+    net.set_post_quantum(nebula_core::PostQuantum::Off);
     let [a, b] = net.nodes(["a", "b"]);
     net.ping(a, b).until_delivered();
     let old = net.tunnels(a)[0].local_index;

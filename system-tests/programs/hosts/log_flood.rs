@@ -203,6 +203,8 @@ impl Mallory {
             for punt in lane.take_punts().collect::<Vec<_>>() {
                 self.node.handle_punt(Instant::now(), punt);
             }
+            // More of the handshake.
+            self.send();
             if std::iter::from_fn(|| self.node.poll_event()).any(|event| matches!(event, Event::TunnelUp { .. })) {
                 break;
             }

@@ -34,6 +34,7 @@ pub(super) fn tunnel(tunnel: &TunnelStatus) -> documents::Tunnel {
         paths: tunnel.paths.iter().map(|it| path(it, tunnel)).collect(),
         path_reason: text(tunnel.path_reason),
         primary: tunnel.primary,
+        post_quantum: tunnel.post_quantum,
         initiator: tunnel.initiator,
         certificate_version: tunnel.version.number().into(),
         local_index: tunnel.local_index.0,

@@ -176,6 +176,8 @@ pub struct Tried {
     pub sent: u32,
     /// Answers that could not be opened.
     pub unopened: u32,
+    /// Messages of an ML-KEM exchange that were sent again because nothing answered.
+    pub offers: u32,
     pub errno: Option<String>,
 }
 

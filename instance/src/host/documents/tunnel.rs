@@ -31,6 +31,8 @@ pub struct Tunnel {
     pub path_reason: Option<String>,
     /// Whether it is the one that is used, of those with the peer.
     pub primary: bool,
+    /// Whether an ML-KEM secret is part of its keys.
+    pub post_quantum: bool,
     pub initiator: bool,
     pub certificate_version: u64,
     pub local_index: u32,

@@ -73,6 +73,14 @@ impl Journal {
         }
     }
 
+    /// Message 3 of an ML-KEM exchange is sent there, again.
+    pub(crate) fn offered(&mut self, now: Instant, peer: IpAddr, endpoint: SocketAddr) {
+        let attempt = self.attempts.entry(now, peer, MAX_PEERS, || fresh(peer, now));
+        if let Some(tried) = tried_at(now, attempt, endpoint) {
+            (tried.offers, tried.last) = (tried.offers.saturating_add(1), now);
+        }
+    }
+
     /// A probe with this index was sent to an endpoint of `peer`.
     pub(crate) fn probed(&mut self, now: Instant, peer: IpAddr, endpoint: SocketAddr, index: u32) {
         let attempt = self.attempts.entry(now, peer, MAX_PEERS, || fresh(peer, now));
@@ -320,7 +328,8 @@ fn tried_at(now: Instant, attempt: &mut Attempt, endpoint: SocketAddr) -> Option
     let at = attempt.tried.iter().position(|tried| tried.endpoint == endpoint);
     let at = at.or_else(|| {
         let room = attempt.tried.len() < MAX_ENDPOINTS;
-        let new = Tried { endpoint, sent: 0, unopened: 0, last: now, error: None, probed: None, heard: None };
+        let new =
+            Tried { endpoint, sent: 0, unopened: 0, offers: 0, last: now, error: None, probed: None, heard: None };
         room.then(|| attempt.tried.push(new));
         room.then(|| attempt.tried.len() - 1)
     })?;

@@ -115,7 +115,13 @@ fn repeat_initiator(recording: &Recording, ephemeral: &str, first: &[u8], second
     let payload = HandshakePayload::parse(&first[clear..]).unwrap();
     let at = UnixTime::try_from(payload.time / 1_000_000_000).unwrap();
     let version = identity.primary().version();
-    let own = Own { identity: &identity, default_version: version, cipher: recording.cipher(), time: payload.time };
+    let own = Own {
+        identity: &identity,
+        default_version: version,
+        cipher: recording.cipher(),
+        time: payload.time,
+        offers_kem: false,
+    };
     let local_index = LocalIndex(payload.initiator_index);
     let ephemeral = Ephemeral::Key(recording.key(ephemeral));
     let (mut initiator, datagram) = Initiator::start_with(own, version, local_index, ephemeral.clone()).unwrap();
@@ -138,7 +144,7 @@ fn repeat_initiator(recording: &Recording, ephemeral: &str, first: &[u8], second
         let refused = initiator.finish(&tampered, &trust, at);
         assert!(matches!(refused, Err(Error::Noise(_))), "{}: {refused:?}", recording.name());
     }
-    initiator.finish(second, &trust, at).unwrap()
+    initiator.finish(second, &trust, at).unwrap().tunnel()
 }
 
 #[test]
@@ -178,11 +184,18 @@ fn recorded_responders_are_repeated_bit_for_bit() {
         let version = identity.primary().version();
         let payload = HandshakePayload::parse(second.plaintext.as_ref().unwrap()).unwrap();
         let at = UnixTime::try_from(payload.time / 1_000_000_000).unwrap();
-        let own = Own { identity: &identity, default_version: version, cipher: recording.cipher(), time: payload.time };
+        let own = Own {
+            identity: &identity,
+            default_version: version,
+            cipher: recording.cipher(),
+            time: payload.time,
+            offers_kem: false,
+        };
         let local_index = LocalIndex(recording.index("responder_index"));
         let ephemeral = Ephemeral::Key(recording.key("responder_ephemeral_private"));
         let (completed, answer) =
             respond_with(own, local_index, ephemeral.clone(), &first.datagram, &recording.trust(), at).unwrap();
+        let completed = completed.tunnel();
         recording.assert_keys(&completed, "k_i2r", "k_r2i");
         assert_eq!(completed.peer.name(), recording.identity("initiator_cert").primary().name());
         if payload.certificate_version == 0 {
@@ -337,7 +350,13 @@ fn captured_initiators_of_every_release_are_answered() {
             Identity::read(certificates.join("host-unsafe.crt"), certificates.join("host-unsafe.key")).unwrap();
         let trust = CaPool::from_pem(&std::fs::read(certificates.join("ca.crt")).unwrap()).unwrap();
         let cipher = if name.contains("chachapoly") { Cipher::ChaCha20Poly1305 } else { Cipher::Aes256Gcm };
-        let own = Own { identity: &identity, default_version: identity.primary().version(), cipher, time: 1 };
+        let own = Own {
+            identity: &identity,
+            default_version: identity.primary().version(),
+            cipher,
+            time: 1,
+            offers_kem: false,
+        };
 
         let (from_initiator, first) = &datagrams[0];
         assert!(from_initiator, "{name}");
@@ -346,6 +365,7 @@ fn captured_initiators_of_every_release_are_answered() {
         let at = UnixTime::try_from(payload.time / 1_000_000_000).unwrap();
         let ephemeral = Ephemeral::Seed(Zeroizing::new([1; 32]));
         let (completed, answer) = respond_with(own, LocalIndex(1), ephemeral, first, &trust, at).unwrap();
+        let completed = completed.tunnel();
         assert_eq!(completed.remote_index, RemoteIndex(payload.initiator_index), "{name}");
         let expected_peer = if name.starts_with("v1") { "host-groups" } else { "host-multi" };
         assert_eq!(completed.peer.name(), expected_peer, "{name}");

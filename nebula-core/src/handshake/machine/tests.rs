@@ -34,7 +34,13 @@ fn trust() -> CaPool {
 }
 
 fn own(identity: &Identity) -> Own<'_> {
-    Own { identity, default_version: identity.primary().version(), cipher: Cipher::Aes256Gcm, time: TIME }
+    Own {
+        identity,
+        default_version: identity.primary().version(),
+        cipher: Cipher::Aes256Gcm,
+        time: TIME,
+        offers_kem: false,
+    }
 }
 
 fn start(identity: &Identity) -> (Initiator, Vec<u8>) {
@@ -42,7 +48,8 @@ fn start(identity: &Identity) -> (Initiator, Vec<u8>) {
 }
 
 fn answer(identity: &Identity, first: &[u8]) -> Result<(Negotiated, Vec<u8>), Error> {
-    respond(own(identity), RESPONDER, [2; 32], first, &trust(), NOW)
+    let (agreed, second) = respond(own(identity), RESPONDER, [2; 32], first, &trust(), NOW)?;
+    Ok((agreed.tunnel(), second))
 }
 
 /// Message 1 with any payload, sent with the key of `identity`.
@@ -69,8 +76,8 @@ fn second_with(identity: &Identity, first: &[u8], payload: &[u8]) -> Vec<u8> {
     datagram
 }
 
-fn reason(result: Result<(Negotiated, Vec<u8>), Error>) -> Error {
-    result.map(|(completed, _)| completed).expect_err("must be refused")
+fn reason<T: std::fmt::Debug>(result: Result<(T, Vec<u8>), Error>) -> Error {
+    result.map(|(agreed, _)| agreed).expect_err("must be refused")
 }
 
 #[test]
@@ -84,7 +91,7 @@ fn both_sides_end_with_the_same_keys_on_every_curve_cipher_and_version() {
                 Initiator::start(Own { cipher, ..own(&a) }, version, INITIATOR, [1; 32]).unwrap();
             let (there, second) =
                 respond(Own { cipher, ..own(&b) }, RESPONDER, [2; 32], &first, &trust(), NOW).unwrap();
-            let here = initiator.finish(&second, &trust(), NOW).unwrap();
+            let (here, there) = (initiator.finish(&second, &trust(), NOW).unwrap().tunnel(), there.tunnel());
             assert!(here.keys.send == there.keys.receive && here.keys.receive == there.keys.send);
             assert!(here.keys.send != here.keys.receive);
             assert_eq!((here.local_index, here.remote_index), (INITIATOR, RemoteIndex(RESPONDER.0)));
@@ -122,8 +129,8 @@ fn the_responder_answers_with_the_version_of_the_initiator_if_it_has_it() {
         let (mut machine, first) = start(initiator);
         let own = Own { default_version: default, ..own(responder) };
         let (completed, second) = respond(own, RESPONDER, [2; 32], &first, &trust(), NOW).unwrap();
-        assert_eq!(completed.own_version, expected);
-        assert_eq!(machine.finish(&second, &trust(), NOW).unwrap().peer.version(), expected);
+        assert_eq!(completed.tunnel().own_version, expected);
+        assert_eq!(machine.finish(&second, &trust(), NOW).unwrap().tunnel().peer.version(), expected);
     }
 }
 
@@ -223,6 +230,7 @@ fn a_peer_with_an_own_address_is_refused() {
         responder_index: RESPONDER.0,
         time: TIME,
         certificate_version: 2,
+        kem_offer: 0,
     }
     .encode();
     let second = second_with(&a, &first, &reply);
@@ -239,6 +247,7 @@ fn payloads_without_index_certificate_or_a_known_version_are_refused() {
         responder_index: 0,
         time: TIME,
         certificate_version: 2,
+        kem_offer: 0,
     };
     assert!(answer(&b, &first_with(&a, &good.encode())).is_ok());
     assert!(answer(&b, &first_with(&a, &HandshakePayload { time: 0, ..good }.encode())).is_ok());
@@ -267,6 +276,7 @@ fn a_certificate_for_another_key_is_refused() {
         responder_index: 0,
         time: TIME,
         certificate_version: 2,
+        kem_offer: 0,
     };
     let refused = reason(answer(&b, &first_with(&thief, &stolen.encode())));
     assert!(matches!(refused, Error::Certificate(..)), "{refused:?}");
@@ -282,6 +292,7 @@ fn an_authentic_answer_without_an_index_ends_the_handshake() {
         responder_index: 0,
         time: TIME,
         certificate_version: 2,
+        kem_offer: 0,
     };
     let second = second_with(&b, &first, &reply.encode());
     assert!(matches!(initiator.finish(&second, &trust(), NOW), Err(Error::Payload(_))));
@@ -346,7 +357,7 @@ proptest! {
         let result = respond(own(&prepared.b), RESPONDER, [2; 32], &datagram, &prepared.trust, NOW);
         // Only the ephemeral key, the index and the time are free to choose without breaking a signature.
         if let Ok((completed, _)) = result {
-            prop_assert_eq!(completed.peer.fingerprint(), prepared.a.primary().fingerprint());
+            prop_assert_eq!(completed.tunnel().peer.fingerprint(), prepared.a.primary().fingerprint());
         }
     }
 

@@ -26,7 +26,7 @@ impl Node {
     /// put out so far is to be sent before.
     #[must_use]
     pub fn hand_over(self, now: Instant) -> State {
-        self.half_open.iter().for_each(|answered| answered.half_open.stop_sealing());
+        self.half_open.iter().filter_map(|it| it.half_open()).for_each(|half_open| half_open.stop_sealing());
         self.tunnels.iter().for_each(|live| live.tunnel.session.stop_sealing());
         let state = self.state(now, true);
         for index in self.tunnels.indexes() {

@@ -9,7 +9,7 @@ use nebula_cert::Version;
 use super::refusals::{objection, refusal, refusal_of};
 use crate::counters::Direction;
 use crate::diagnosis::RefusalReason;
-use crate::handshake::{Error, Initiator, Opened, Pending, Reached, Waiting};
+use crate::handshake::{Agreed, Error, Exchange, Initiator, Offered, Opened, Pending, Reached, Waiting};
 use crate::index::LocalIndex;
 use crate::lighthouse::Place;
 use crate::node::Node;
@@ -93,6 +93,13 @@ impl Node {
     pub(in crate::node) fn handshake_due(&mut self, now: Instant, peer: IpAddr) {
         let lost = self.lighthouse.lost_for(now, peer);
         let Some(pending) = self.pending.get_mut(peer) else { return };
+        if let Some(offered) = &pending.offered {
+            return if offered.times < MAX_OFFERS {
+                self.send_offer(now, peer)
+            } else {
+                self.restart_unanswered(now, peer)
+            };
+        }
         let retries = if pending.only.is_some() { ATTEMPTS_AT_ONE_PLACE } else { self.config.handshakes.retries };
         let returning = lost.is_some() && pending.has_packets();
         if pending.attempts >= retries && (!returning || pending.only.is_some()) {
@@ -124,7 +131,7 @@ impl Node {
         let endpoints = self.config.endpoints_of(peer, &self.lighthouse);
         let expected = self.lighthouse.lost_for(self.now, peer).is_some();
         let most = self.config.handshakes.retries.max(if expected { MAX_ATTEMPTS_UNTIL_RETURN } else { 0 });
-        let may = |it: &mut Pending| it.only.is_none() && it.attempts < most && it.known != endpoints;
+        let may = |it: &mut Pending| it.may_be_relayed() && it.attempts < most && it.known != endpoints;
         if self.pending.get_mut(peer).is_some_and(may) {
             self.attempt(peer);
         }
@@ -192,7 +199,7 @@ impl Node {
         match Initiator::start(self.own(self.now), version, local_index, seed) {
             Ok((machine, message)) => {
                 let reached = Reached::default();
-                let opened = Opened { own_certificate, machine, message: message.clone(), reached };
+                let opened = Opened { since: self.now, own_certificate, machine, message: message.clone(), reached };
                 self.pending.get_mut(peer)?.opened = Some(Box::new(opened));
                 Some(message)
             }
@@ -236,7 +243,8 @@ impl Node {
         self.outbox.event(Event::HandshakeTimedOut { peer, local_index, endpoints, after, attempt });
     }
 
-    pub(super) fn handle_second_message(&mut self, now: Instant, from: Origin, index: LocalIndex, datagram: &[u8]) {
+    /// A handshake message from the peer: 2, or 4 of an ML-KEM exchange.
+    pub(super) fn handle_answer(&mut self, now: Instant, from: Origin, index: LocalIndex, datagram: &[u8]) {
         let Some(peer) = self.pending.peer_of(index) else {
             self.outbox.count_drop(DropReason::BadHandshake);
             return;
@@ -249,6 +257,9 @@ impl Node {
         }
         let at = self.wall.unix_seconds(now);
         let Some(pending) = self.pending.get_mut(peer) else { return };
+        if pending.offered.is_some() {
+            return self.finish_exchange(now, peer, from, datagram);
+        }
         let Some(opened) = &mut pending.opened else { return self.outbox.count_drop(DropReason::BadHandshake) };
         match opened.machine.finish(datagram, &self.config.trust, at) {
             // Anybody can send such a datagram; the peer's own answer may still come.
@@ -263,14 +274,18 @@ impl Node {
                 self.refuse(Some(peer), refusal(now, from, error));
                 self.restart_elsewhere(now, peer, from);
             }
-            Ok(done) => match objection(&self.config, &done, Some(peer), from) {
-                None => self.complete(now, peer, done, (from, datagram.len())),
+            Ok(agreed) => match objection(&self.config, agreed.negotiated(), Some(peer), from) {
+                None => match agreed {
+                    Agreed::Tunnel(done) => self.complete(now, peer, done, (from, datagram.len())),
+                    Agreed::Exchange(exchange) => self.start_exchange(now, peer, from, exchange),
+                },
                 Some(reason) => {
                     self.refuse(
                         Some(peer),
-                        refusal_of(now, from, (reason, self.config.relay.force), &done, Some(peer)),
+                        refusal_of(now, from, (reason, self.config.relay.force), agreed.negotiated(), Some(peer)),
                     );
                     if reason == RefusalReason::OtherHost
+                        && let Agreed::Tunnel(done) = agreed
                         && let Some(close) = seal(&Tunnel::new(done, None), MessageType::CloseTunnel, &[])
                     {
                         self.outbox.answer(&self.hops, from, close);
@@ -278,6 +293,66 @@ impl Node {
                     self.restart_elsewhere(now, peer, from);
                 }
             },
+        }
+    }
+
+    /// The Noise part of the handshake with `peer` succeeded, which answered from there: makes an ML-KEM key and sends
+    /// it. What waits for the tunnel goes on waiting: there is no way back to the keys of the Noise part.
+    fn start_exchange(&mut self, now: Instant, peer: IpAddr, from: Origin, exchange: Exchange) {
+        match exchange.offer() {
+            Ok((offer, message)) => {
+                let Some(pending) = self.pending.get_mut(peer) else { return };
+                let since = pending.opened.as_ref().map_or(now, |opened| opened.since);
+                let answered_after = now.saturating_duration_since(since);
+                pending.offered = Some(Box::new(Offered { offer, message, to: from, times: 0, answered_after }));
+                self.send_offer(now, peer);
+            }
+            Err(error) => tracing::warn!(%peer, error = %error, "cannot continue a handshake"),
+        }
+    }
+
+    /// Sends message 3, which only goes to where the peer was heard.
+    fn send_offer(&mut self, now: Instant, peer: IpAddr) {
+        let Some(offered) = self.pending.get_mut(peer).and_then(|pending| pending.offered.as_mut()) else { return };
+        offered.times += 1;
+        self.outbox.answer(&self.hops, offered.to, offered.message.clone());
+        self.timer.set(Due::Handshake(peer), now + offered.pause(self.config.handshakes.try_interval));
+        if offered.times > 1 {
+            self.journal.offered(now, peer, offered.to.underlay());
+        }
+    }
+
+    /// Reads message 4: the ML-KEM exchange with `peer` is over.
+    fn finish_exchange(&mut self, now: Instant, peer: IpAddr, from: Origin, datagram: &[u8]) {
+        let Some(pending) = self.pending.get_mut(peer) else { return };
+        let Some(offered) = &pending.offered else { return };
+        match offered.offer.read_answer(datagram) {
+            Ok(keys) => {
+                let Some(offered) = pending.offered.take() else { return };
+                // A reload since message 2 may have changed whom this node trusts, and what it asks of peers.
+                let (done, at) = (offered.offer.negotiated(), self.wall.unix_seconds(now));
+                let refused = match self.config.trust.recheck(&done.peer, at) {
+                    Err(error) => Some(refusal(now, from, Error::refused(error, done))),
+                    Ok(()) => objection(&self.config, done, Some(peer), from)
+                        .map(|reason| refusal_of(now, from, (reason, self.config.relay.force), done, Some(peer))),
+                };
+                if let Some(refusal) = refused {
+                    self.refuse(Some(peer), refusal);
+                    return self.restart_elsewhere(now, peer, from);
+                }
+                let Some(pending) = self.pending.get_mut(peer) else { return };
+                // Message 3 went to one place, and only who got it can answer.
+                if let Some(opened) = &mut pending.opened {
+                    opened.reached = Reached::Only(offered.to);
+                }
+                self.complete(now, peer, offered.offer.complete(keys), (from, datagram.len()));
+            }
+            // Also message 2, which comes once for each message 1 that arrived.
+            Err(Error::Noise(_)) => self.outbox.count_drop(DropReason::BadHandshake),
+            Err(error) => {
+                self.refuse(Some(peer), refusal(now, from, error));
+                self.restart_elsewhere(now, peer, from);
+            }
         }
     }
 
@@ -312,12 +387,26 @@ impl Node {
         self.start_handshake_with(now, peer, None, waiting);
     }
 
+    /// Nobody answers message 3: the peer was restarted, or is elsewhere by now. Starts from the beginning and keeps
+    /// what waits for it.
+    fn restart_unanswered(&mut self, now: Instant, peer: IpAddr) {
+        let Some((old, waiting)) = self.take_pending(peer) else { return };
+        match old.only {
+            None => self.start_again(now, peer, &old, waiting),
+            Some(_) => self.give_up(now, peer, &old, &waiting),
+        }
+    }
+
     /// Another host answered at `wrong`: restarts the handshake with the other endpoints and keeps what waits for it.
     fn restart_elsewhere(&mut self, now: Instant, peer: IpAddr, wrong: Origin) {
         let Some((old, waiting)) = self.take_pending(peer) else { return };
         if let Origin::Direct(wrong) = wrong {
             self.lighthouse.candidates(peer).refuse(wrong);
         }
+        self.start_again(now, peer, &old, waiting);
+    }
+
+    fn start_again(&mut self, now: Instant, peer: IpAddr, old: &Pending, waiting: Waiting) {
         if old.attempts < self.config.handshakes.retries {
             self.start_handshake_with(now, peer, None, waiting);
             if let Some(pending) = self.pending.get_mut(peer) {
@@ -326,10 +415,13 @@ impl Node {
                 pending.started = old.started;
             }
         } else {
-            self.give_up(now, peer, &old, &waiting);
+            self.give_up(now, peer, old, &waiting);
         }
     }
 }
+
+/// Times that message 3 is sent before the handshake starts from the beginning.
+const MAX_OFFERS: u32 = 4;
 
 /// The attempt at which the lighthouses are asked again.
 const REQUERY_AT_ATTEMPT: u32 = 5;

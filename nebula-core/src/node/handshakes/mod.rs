@@ -4,13 +4,15 @@ mod initiator;
 mod refusals;
 mod responder;
 
+pub(super) use responder::digest_of;
+
 use std::time::Instant;
 
 use super::Node;
 use crate::handshake::Own;
 use crate::index::LocalIndex;
 use crate::wire::header::{Header, MessageType};
-use crate::{DropReason, Origin};
+use crate::{DropReason, Origin, PostQuantum};
 
 impl Node {
     /// Handles a datagram of type 0.
@@ -19,8 +21,11 @@ impl Node {
             Ok(Header { kind: MessageType::Handshake, counter: 1, index: 0 }) => {
                 self.handle_first_message(now, from, datagram);
             }
+            Ok(Header { kind: MessageType::Handshake, counter: 3, index }) if index != 0 => {
+                self.handle_offer(now, from, LocalIndex(index), datagram);
+            }
             Ok(Header { kind: MessageType::Handshake, counter: 2.., index }) if index != 0 => {
-                self.handle_second_message(now, from, LocalIndex(index), datagram);
+                self.handle_answer(now, from, LocalIndex(index), datagram);
             }
             _ => self.outbox.count_drop(DropReason::BadHandshake),
         }
@@ -33,6 +38,7 @@ impl Node {
             default_version: self.config.default_version(),
             cipher: self.config.cipher,
             time,
+            offers_kem: self.config.post_quantum != PostQuantum::Off,
         }
     }
 }

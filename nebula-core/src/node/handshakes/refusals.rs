@@ -8,7 +8,7 @@ use crate::diagnosis::{Claimed, Refusal, RefusalReason};
 use crate::handshake::Error;
 use crate::node::Node;
 use crate::tunnel::{Negotiated, addresses_of};
-use crate::{Config, DropReason, Event, Origin};
+use crate::{Config, DropReason, Event, Origin, PostQuantum};
 
 impl Node {
     /// Counts and records a refused handshake message: the answer of this peer, or that of a caller.
@@ -56,6 +56,9 @@ pub(super) fn objection(
     if called.is_some_and(|called| !addresses.contains(&called)) {
         return Some(RefusalReason::OtherHost);
     }
+    if config.post_quantum == PostQuantum::Require && !done.post_quantum {
+        return Some(RefusalReason::NotPostQuantum);
+    }
     let may_be_there = from.endpoint().is_none_or(|endpoint| config.may_be_at(&addresses, endpoint));
     (!may_be_there).then_some(RefusalReason::AddressNotAllowed)
 }
@@ -75,6 +78,9 @@ pub(super) fn refusal_of(
             format!("{name} is at {}, and relay.force is set here", from.underlay().ip())
         }
         (RefusalReason::AddressNotAllowed, _) => format!("{name} may not be at {}", from.underlay().ip()),
+        (RefusalReason::NotPostQuantum, _) => {
+            format!("{name} does not offer ML-KEM, and pki.post_quantum: require is set here")
+        }
         _ => "the peer's certificate claims an address of this node, or none".to_owned(),
     };
     let claimed = Some(Claimed::new(&done.peer, done.peer_time));

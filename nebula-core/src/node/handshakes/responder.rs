@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::refusals::{objection, refusal, refusal_of};
-use crate::handshake::respond;
+use crate::handshake::{Error, respond};
 use crate::index::LocalIndex;
 use crate::node::Node;
 use crate::node::confirmation::KnownCallers;
@@ -49,12 +49,13 @@ impl Node {
         let at = self.wall.unix_seconds(now);
         let known = KnownCallers { trust: &self.config.trust, tunnels: &self.tunnels, half_open: &self.half_open };
         let answer = respond(self.own(now), *local_index, seed, datagram, &known, at);
-        let (done, reply) = match answer {
+        let (agreed, reply) = match answer {
             Ok(answer) => answer,
             Err(error) => return self.refuse(None, refusal(now, from, error)),
         };
-        if let Some(reason) = objection(&self.config, &done, None, from) {
-            return self.refuse(None, refusal_of(now, from, (reason, self.config.relay.force), &done, None));
+        let done = agreed.negotiated();
+        if let Some(reason) = objection(&self.config, done, None, from) {
+            return self.refuse(None, refusal_of(now, from, (reason, self.config.relay.force), done, None));
         }
         let peer = done.peer.networks()[0].addr();
         if let Some(primary) = self.forwarder.tunnels().by_address(peer)
@@ -64,7 +65,26 @@ impl Node {
             self.outbox.message(&primary, MessageType::TestRequest, &[]);
             return;
         }
-        self.callers(now).insert((local_index, done), digest, reply, from, datagram.len());
+        self.callers(now).insert((local_index, agreed), digest, reply, from, datagram.len());
+    }
+
+    /// Message 3: a caller's part of the ML-KEM exchange.
+    pub(super) fn handle_offer(&mut self, now: Instant, from: Origin, index: LocalIndex, datagram: &[u8]) {
+        let Some(answered) = self.half_open.get_mut(index) else {
+            return self.outbox.count_drop(DropReason::BadHandshake);
+        };
+        let addresses: Vec<_> = answered.addresses().collect();
+        if let Origin::Direct(at) = from
+            && !self.config.may_be_at(&addresses, at)
+        {
+            return self.outbox.count_drop(DropReason::AddressNotAllowed);
+        }
+        match self.callers(now).read_offer(index, from, datagram) {
+            Ok(()) => {}
+            // Anybody can send such a datagram; the caller's own may still come.
+            Err(Error::Noise(_)) => self.outbox.count_drop(DropReason::BadHandshake),
+            Err(error) => self.refuse(None, refusal(now, from, error)),
+        }
     }
 
     /// Remembers a caller that this node answered and that goes on calling. What comes at once may have been sent to
@@ -80,8 +100,8 @@ impl Node {
     }
 }
 
-/// Digest that identifies a message 1. It leaves out the header, which says nothing about the handshake.
-fn digest_of(message: &[u8]) -> [u8; 32] {
+/// Digest that identifies a handshake message. It leaves out the header, which says nothing about the handshake.
+pub(in crate::node) fn digest_of(message: &[u8]) -> [u8; 32] {
     let mut digest = [0; 32];
     digest.copy_from_slice(aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &message[HEADER_LEN..]).as_ref());
     digest

@@ -64,6 +64,7 @@ impl Node {
             version: tunnel.peer.version(),
             paths: self.path_statuses(live),
             path_reason: live.choice.as_ref().map(|choice| choice.reason()),
+            post_quantum: tunnel.post_quantum,
             initiator: tunnel.initiator,
             primary: self.forwarder.tunnels().is_primary(tunnel),
             handshake: live.took,

@@ -46,6 +46,8 @@ pub struct TunnelStatus {
     pub bytes_received: u64,
     /// Version of the peer's certificate.
     pub version: Version,
+    /// An ML-KEM secret is part of its keys; see [`Config::post_quantum`](crate::Config::post_quantum).
+    pub post_quantum: bool,
     /// This node started the handshake.
     pub initiator: bool,
     /// Paths to the peer, if this node measures paths and there are several.

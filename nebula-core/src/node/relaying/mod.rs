@@ -35,7 +35,7 @@ impl Node {
     /// hops.
     pub(super) fn try_relays(&mut self, now: Instant, peer: IpAddr) {
         let uses_relays = self.config.relay.use_relays && !self.config.relay.am_relay;
-        if !uses_relays || self.pending.get_mut(peer).is_none_or(|pending| pending.only.is_some()) {
+        if !uses_relays || self.pending.get_mut(peer).is_none_or(|pending| !pending.may_be_relayed()) {
             return;
         }
         for relay in self.lighthouse.relays(peer) {
@@ -95,7 +95,7 @@ impl Node {
 
     /// Sends message 1 of the handshake with `peer` through a hop, if one is pending.
     fn open_through(&mut self, hop: Hop, peer: IpAddr) {
-        if self.pending.get_mut(peer).is_none_or(|pending| pending.only.is_some()) {
+        if self.pending.get_mut(peer).is_none_or(|pending| !pending.may_be_relayed()) {
             return;
         }
         let Some(message) = self.first_message(peer) else { return };

@@ -23,8 +23,12 @@ mod handshake_payload {
             responder_index: 4,
             time: 5,
             certificate_version: 2,
+            kem_offer: 0,
         };
         assert_eq!(payload.encode(), hex("0a0c0a020102100318042805 4002"));
+        assert_eq!(HandshakePayload::parse(&payload.encode()), Ok(payload));
+        let payload = HandshakePayload { kem_offer: 1, ..payload };
+        assert_eq!(payload.encode(), hex("0a0f0a020102100318042805 4002 a00601"));
         assert_eq!(HandshakePayload::parse(&payload.encode()), Ok(payload));
     }
 

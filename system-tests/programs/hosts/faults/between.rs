@@ -51,6 +51,25 @@ pub(super) fn another_cipher(peer: Peer) {
     left.why(R, &["other_cipher"]);
 }
 
+pub(super) fn peer_without_ml_kem(peer: Peer) {
+    let site = Site::new();
+    let ca = site.usual_ca();
+    // Go Nebula takes the key for one that it does not know.
+    let right = Spec { pki: ", post_quantum: 'off'".to_owned(), ..Spec::new("right", R, &ca) };
+    let right = site.start(peer, &right);
+    let pki = ", post_quantum: require".to_owned();
+    let left = site.start(Peer::Ours, &Spec { pki, ..Spec::new("left", L, &ca) }.more(map(R, right.at)));
+    left.why(R, &["not_post_quantum"]);
+}
+
+pub(super) fn path_that_loses_long_messages(_: Peer) {
+    let site = Site::new();
+    let ca = site.usual_ca();
+    let right = site.start(Peer::Ours, &Spec::new("right", R, &ca));
+    let left = site.start(Peer::Ours, &Spec::new("left", L, &ca).more(map(R, way(right.at, Way::UpTo(1100)))));
+    left.why(R, &["long_messages_lost"]);
+}
+
 /// The asked host does not know where the other one is.
 pub(super) fn another_cipher_of_a_caller(peer: Peer) {
     let site = Site::new();

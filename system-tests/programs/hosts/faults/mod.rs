@@ -58,6 +58,8 @@ const ROWS: &[(&str, Shown)] = &[
     ("listen_family", written("family_that_listen_host_lacks", "nobody listens at [::1] either, and `port_closed` is named")),
     ("endpoint_inside_overlay", written("endpoint_inside_the_overlay", "a host drops such an entry of its map, and `no_endpoint` is named")),
     ("other_cipher", LoopbackWithGo(between::another_cipher)),
+    ("not_post_quantum", LoopbackWithGo(between::peer_without_ml_kem)),
+    ("long_messages_lost", Loopback(between::path_that_loses_long_messages)),
     ("answers_not_taken", LoopbackWithGo(between::another_cipher_of_a_caller)),
     ("refused_by_peer", LoopbackWithGo(between::peer_that_does_not_trust)),
     ("unknown_ca", LoopbackWithGo(between::peer_of_another_ca)),

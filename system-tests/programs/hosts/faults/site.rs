@@ -249,6 +249,8 @@ pub(super) enum Way {
     Forth,
     /// Passes in both directions, except from this port.
     Except(u16),
+    /// Datagrams of up to this length pass in both directions.
+    UpTo(usize),
 }
 
 /// A way to a host, instead of the direct one.
@@ -263,8 +265,9 @@ pub(super) fn way(to: SocketAddr, how: Way) -> SocketAddr {
                 Way::Swallows => None,
                 Way::Forth => (from != to).then_some(to),
                 Way::Except(port) if from.port() == port => None,
-                Way::Except(_) if from == to => asked,
-                Way::Except(_) => {
+                Way::UpTo(most) if length > most => None,
+                Way::Except(_) | Way::UpTo(_) if from == to => asked,
+                Way::Except(_) | Way::UpTo(_) => {
                     asked = Some(from);
                     Some(to)
                 }

@@ -47,9 +47,10 @@ pub(super) fn findings(facts: &Facts, peer: &PeerFacts, is_barred: bool) -> Vec<
 /// The cause of the silence. The strongest evidence comes first; what is weaker mostly follows from the same cause,
 /// and is not said as another one.
 fn cause(facts: &Facts, peer: &PeerFacts) -> Vec<Finding> {
-    let looks: [fn(&Facts, &PeerFacts) -> Vec<Finding>; 9] = [
+    let looks: [fn(&Facts, &PeerFacts) -> Vec<Finding>; 10] = [
         refused_answer,
         other_cipher,
+        long_messages_lost,
         refused_caller,
         own_address_at_an_endpoint,
         answers_not_taken,
@@ -89,6 +90,23 @@ fn other_cipher(_: &Facts, peer: &PeerFacts) -> Vec<Finding> {
             let cause = format!("it answered from {at}, and the answer cannot be opened: its `cipher` is another one");
             let advice = "Set the same `cipher` (aes or chachapoly) on every host of the network, and restart them.";
             Finding::error("other_cipher", &peer.peer, cause, advice)
+        })
+        .collect()
+}
+
+/// The peer answered the first message, and not the long one that follows.
+fn long_messages_lost(_: &Facts, peer: &PeerFacts) -> Vec<Finding> {
+    let unanswered = tried(peer).filter(|tried| tried.offers > 0);
+    unanswered
+        .map(|tried| {
+            let at = &tried.endpoint;
+            let cause = format!(
+                "it answered from {at}, but not the message with the ML-KEM key, a datagram of 1,216 bytes: the path loses \
+                 it, or the answer of 1,120 bytes"
+            );
+            let advice = "Let the path carry IP packets of 1,280 bytes and their fragments; `pki.post_quantum: off` on one \
+                          of the two hosts does without the exchange.";
+            Finding::error("long_messages_lost", &peer.peer, cause, advice)
         })
         .collect()
 }

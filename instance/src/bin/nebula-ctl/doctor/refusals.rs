@@ -47,6 +47,13 @@ pub(super) fn refused(about: &str, refusal: &Refusal) -> Finding {
              this."
                 .to_owned(),
         ),
+        "not_post_quantum" => (
+            "not_post_quantum",
+            format!(
+                "Only `pki.post_quantum: prefer` here lets hosts in that do not offer ML-KEM, as Go Nebula does not; or give \
+                 {name} this program."
+            ),
+        ),
         "own_address" => (
             "duplicate_address",
             "Two hosts have the same overlay address, or the same certificate was copied to both. Sign a new \

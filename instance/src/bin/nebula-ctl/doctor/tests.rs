@@ -65,7 +65,7 @@ fn peer() -> Value {
         "known": {"relays": [], "lighthouses": [
             {"lighthouse": "10.42.0.1", "connected": true, "alive": true, "answered": true}]},
         "attempt": {"refusal": null,
-            "tried": [{"endpoint": "192.0.2.9:4242", "sent": 9, "unopened": 0, "errno": null}]},
+            "tried": [{"endpoint": "192.0.2.9:4242", "sent": 9, "unopened": 0, "offers": 0, "errno": null}]},
         "relay_hops": [], "relay_states": [], "unheard": null,
         "kernel_route": {"to_overlay": true, "device": "nebula1"},
     })
@@ -252,6 +252,10 @@ causes! {
     kernel_route_of_a_peer_elsewhere:
         lost("/kernel_route", json!({"to_overlay": false, "device": "eth1"})) => "route_elsewhere", ["by eth1"];
     other_cipher: lost("/attempt/tried/0/unopened", json!(3)) => "other_cipher", ["aes or chachapoly"];
+    path_that_loses_long_messages: lost("/attempt/tried/0/offers", json!(3))
+        => "long_messages_lost", ["1,216 bytes", "pki.post_quantum"];
+    peer_without_ml_kem:
+        lost("/attempt/refusal", refusal("not_post_quantum", None)) => "not_post_quantum", ["pki.post_quantum: prefer"];
     packet_filter_of_this_host: lost("/attempt/tried/0/errno", json!("EPERM"))
         => "local_firewall", ["nft list ruleset"];
     no_route_of_the_underlay: lost("/attempt/tried/0/errno", json!("ENETUNREACH"))

@@ -16,9 +16,11 @@ pub(super) fn peers(answer: &Peers) -> String {
             bytes(peer.bytes_sent),
             bytes(peer.bytes_received),
             format!("v{}", peer.certificate_version),
+            if peer.post_quantum { "yes" } else { "no" }.to_owned(),
         ]
     });
-    let head = ["NAME", "ADDRESSES", "ENDPOINT", "MTU", "SENT", "RECEIVED", "BYTES OUT", "BYTES IN", "CERT"];
+    let head =
+        ["NAME", "ADDRESSES", "ENDPOINT", "MTU", "SENT", "RECEIVED", "BYTES OUT", "BYTES IN", "CERT", "POST-QUANTUM"];
     let mut text = table(head, rows);
     if answer.more > 0 {
         text += &format!("and {} more\n", answer.more);
@@ -78,6 +80,10 @@ fn tunnel(TunnelOfPeer { tunnel, certificate }: &TunnelOfPeer) -> String {
         Some(took) => format!("{role}, took {took:.1} ms"),
         None => role.to_owned(),
     };
+    let post_quantum = match tunnel.post_quantum {
+        true => "yes: keys by ML-KEM-768, too",
+        false => "no: the peer does not offer it, or pki.post_quantum is off here",
+    };
     let details = certificate.as_ref().map(|certificate| &certificate.details);
     let of_certificate = |items: Option<&Vec<String>>| list(items.map(Vec::as_slice).unwrap_or_default());
     fields(&[
@@ -89,6 +95,7 @@ fn tunnel(TunnelOfPeer { tunnel, certificate }: &TunnelOfPeer) -> String {
         ("indexes", format!("{} here, {} there", tunnel.local_index, tunnel.remote_index)),
         ("messages", format!("{} sent, {} received", tunnel.messages_sent, tunnel.messages_received)),
         ("handshake", handshake),
+        ("post-quantum", post_quantum.to_owned()),
         ("groups", of_certificate(details.and_then(|details| details.groups.as_ref()))),
         ("behind it", of_certificate(details.and_then(|details| details.unsafe_networks.as_ref()))),
         ("certificate", optional(certificate.as_ref().map(|certificate| expiry(certificate.seconds_left)))),

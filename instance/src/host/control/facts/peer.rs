@@ -138,6 +138,7 @@ fn told_attempt(attempt: &Attempt, clocks: Clocks) -> documents::Attempt {
         endpoint: tried.endpoint.to_string(),
         sent: tried.sent,
         unopened: tried.unopened,
+        offers: tried.offers,
         errno: tried.error.map(|code| if code == 0 { "EAFNOSUPPORT".to_owned() } else { errno::symbol(code) }),
     });
     documents::Attempt {
