@@ -60,7 +60,7 @@ impl Exercise {
     pub fn new(seed: u64) -> Self {
         let mut net = SimNet::new(seed);
         // With even seeds, equal seeds give equal bytes.
-        net.set_post_quantum(if seed % 2 == 0 { PostQuantum::Off } else { PostQuantum::Prefer });
+        net.set_post_quantum(if seed.is_multiple_of(2) { PostQuantum::Off } else { PostQuantum::Prefer });
         let kinds = [
             NatBehaviour::home(),
             NatBehaviour { preserves_port: true, ..NatBehaviour::home() },
