@@ -71,7 +71,10 @@ pub(super) fn post_quantum(section: &Section<'_>) -> Result<PostQuantum, Refused
         Some("off") => Ok(PostQuantum::Off),
         // YAML reads the word as one.
         _ if value.boolean() == Some(false) => Ok(PostQuantum::Off),
-        _ => Err(no_identity("unknown pki.post_quantum: it is prefer, require or off")),
+        _ => {
+            let cause = format!("pki.post_quantum={}: it must be prefer, require or off", value.printed());
+            Err(Refused::new("unknown kind of key exchange", cause))
+        }
     }
 }
 

@@ -183,7 +183,7 @@ const PORTS: &[&str] = &[
 ];
 
 /// Keys that Go Nebula does not have, and of which a bad value is refused.
-const OWN_KEYS: [&str; 3] = ["daemon.", "resolver.", "lighthouse.dns.domain"];
+const OWN_KEYS: [&str; 4] = ["daemon.", "resolver.", "lighthouse.dns.domain", "pki.post_quantum"];
 
 /// The keys in the tables of `docs/configuration.md`, except our own.
 fn keys() -> Vec<String> {
