@@ -200,7 +200,8 @@ fn a_service_that_is_enrolled_pod_by_pod_answers_each_connection_whatever_the_pr
                 traffic::converse(namespace(), PUBLIC, family.service()),
                 traffic::exchange(namespace(), PUBLIC, family.service()),
             ] {
-                let (name, client) = answer.unwrap_or_else(|error| panic!("{}: {error}", family.service()));
+                let (service, before) = (family.service(), answered.len());
+                let (name, client) = answer.unwrap_or_else(|error| panic!("{service} after {before}: {error}"));
                 assert_eq!(client, web);
                 answered.push(name);
             }

@@ -224,7 +224,20 @@ impl Town {
         town.translate_services("n1");
         town.translate_services("n2");
         town.servers = PODS.iter().map(|pod| Server::start(town.world(), pod.name)).collect();
+        town.wait_for_addresses();
         town
+    }
+
+    /// Until the kernel has found that nobody else has an address (duplicate address detection), it answers nobody who
+    /// asks for it.
+    fn wait_for_addresses(&self) {
+        let until = Instant::now() + SOON;
+        let is_tentative =
+            |host: &str| !self.world().run(host, &["ip", "-6", "addr", "show", "tentative"]).trim().is_empty();
+        while ["n1", "n2"].into_iter().chain(PODS.map(|pod| pod.name)).any(is_tentative) {
+            assert!(Instant::now() < until, "an address stays tentative");
+            thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// Those of each node in order, because their addresses follow from it. Returns the results.
