@@ -4,7 +4,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use nebula_benches::{Go, Host, NO_GO, Step};
 use nebula_cert::Curve;
 use nebula_core::simulator::Authority;
-use nebula_core::{Config, PostQuantum, Punt};
+use nebula_core::{Config, PostQuantum, Punt, Transmit};
 
 fn handshake(c: &mut Criterion) {
     // Go needs 426 µs for the responder, and 36 kB for both sides together; half of that is taken for one.
@@ -30,15 +30,8 @@ fn handshake(c: &mut Criterion) {
             (a, b, first)
         };
         let respond = Step::new(format!("handshake on {name}, respond"), go);
-        respond.with(&mut group, "respond", called, |(a, mut b, first)| {
-            let second = b.handshake(a.underlay, first.datagram).expect("an answer");
-            (a, b, second)
-        });
-        let answered = || {
-            let (a, mut b, first) = called();
-            let second = b.handshake(a.underlay, first.datagram).expect("an answer");
-            (a, b, second)
-        };
+        respond.with(&mut group, "respond", called, at_b);
+        let answered = || at_b(called());
         let finish = Step::new(format!("handshake on {name}, finish"), NO_GO);
         finish.with(&mut group, "finish", answered, |(mut a, b, second)| {
             let _packets_that_waited = a.handshake(b.underlay, second.datagram);
@@ -60,6 +53,21 @@ fn handshake(c: &mut Criterion) {
     }
 }
 
+/// Initiator, responder, and the message between them.
+type Between = (Host, Host, Transmit);
+
+/// The responder reads a message and answers.
+fn at_b((a, mut b, message): Between) -> Between {
+    let answer = b.handshake(a.underlay, message.datagram).expect("an answer");
+    (a, b, answer)
+}
+
+/// The initiator reads one and goes on.
+fn at_a((mut a, b, message): Between) -> Between {
+    let next = a.handshake(b.underlay, message.datagram).expect("a message");
+    (a, b, next)
+}
+
 /// The same with ML-KEM: two more messages, before which there is no tunnel.
 fn with_ml_kem(c: &mut Criterion) {
     let mut group = c.benchmark_group("handshake_25519_ml_kem");
@@ -74,38 +82,14 @@ fn with_ml_kem(c: &mut Criterion) {
         let first = a.call(&b);
         (a, b, first)
     };
-    let respond = Step::new("handshake with ML-KEM, respond".to_owned(), NO_GO);
-    respond.with(&mut group, "respond", called, |(a, mut b, first)| {
-        let second = b.handshake(a.underlay, first.datagram).expect("an answer");
-        (a, b, second)
-    });
-    let responded = || {
-        let (a, mut b, first) = called();
-        let second = b.handshake(a.underlay, first.datagram).expect("an answer");
-        (a, b, second)
-    };
-    let offer = Step::new("handshake with ML-KEM, offer".to_owned(), NO_GO);
-    offer.with(&mut group, "offer", responded, |(mut a, b, second)| {
-        let third = a.handshake(b.underlay, second.datagram).expect("an ML-KEM key");
-        (a, b, third)
-    });
-    let offered = || {
-        let (mut a, b, second) = responded();
-        let third = a.handshake(b.underlay, second.datagram).expect("an ML-KEM key");
-        (a, b, third)
-    };
-    let answer = Step::new("handshake with ML-KEM, answer".to_owned(), NO_GO);
-    answer.with(&mut group, "answer", offered, |(a, mut b, third)| {
-        let fourth = b.handshake(a.underlay, third.datagram).expect("a ciphertext");
-        (a, b, fourth)
-    });
-    let answered = || {
-        let (a, mut b, third) = offered();
-        let fourth = b.handshake(a.underlay, third.datagram).expect("a ciphertext");
-        (a, b, fourth)
-    };
-    let finish = Step::new("handshake with ML-KEM, finish".to_owned(), NO_GO);
-    finish.with(&mut group, "finish", answered, |(mut a, b, fourth)| {
+    let responded = || at_b(called());
+    let offered = || at_a(responded());
+    let answered = || at_b(offered());
+    let step = |name: &str| Step::new(format!("handshake with ML-KEM, {name}"), NO_GO);
+    step("respond").with(&mut group, "respond", called, at_b);
+    step("offer").with(&mut group, "offer", responded, at_a);
+    step("answer").with(&mut group, "answer", offered, at_b);
+    step("finish").with(&mut group, "finish", answered, |(mut a, b, fourth)| {
         let _packets_that_waited = a.handshake(b.underlay, fourth.datagram);
         assert!(a.node.tunnels()[0].post_quantum);
         (a, b)

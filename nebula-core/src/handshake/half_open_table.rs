@@ -94,20 +94,24 @@ impl Answered {
         self.exchange.is_some() || self.offer.is_some()
     }
 
-    /// Reads message 3 of an ML-KEM exchange, whose answer goes `to` there: after it there are keys. Repeated, it
-    /// changes nothing.
-    pub(crate) fn read_offer(&mut self, now: Instant, offer: &[u8], digest: [u8; 32], to: Origin) -> Result<(), Error> {
+    /// Reads message 3 of an ML-KEM exchange, whose answer goes `to` there. Returns the keys, the first time.
+    pub(crate) fn read_offer(
+        &mut self,
+        now: Instant,
+        (offer, digest): (&[u8], [u8; 32]),
+        to: Origin,
+    ) -> Result<Option<Arc<HalfOpen>>, Error> {
         if self.offer == Some(digest) {
-            return Ok(());
+            return Ok(None);
         }
         let Some(exchange) = &self.exchange else { return Err(Error::Noise("there is no exchange".into())) };
         let (keys, answer) = exchange.answer(offer)?;
         let done = self.exchange.take().map(|exchange| exchange.complete(keys));
         self.half_open = done.map(|done| Arc::new(HalfOpen::new(done, to.endpoint())));
         (self.offer, self.reply) = (Some(digest), answer.into_boxed_slice());
-        // From here on as for a caller that was answered just now.
+        // Its time and its tests begin again.
         (self.since, self.tests, self.reached) = (now, 0, Reached::default());
-        Ok(())
+        Ok(self.half_open.clone())
     }
 
     /// Where the last copy of message 1 came from.

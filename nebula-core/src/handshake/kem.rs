@@ -1,12 +1,12 @@
-//! The second half of a handshake between hosts that both offer it: an ML-KEM-768 exchange (FIPS 203). Its secret goes
-//! into the traffic keys, beside those of Noise, so traffic that is recorded today stays closed when X25519 or P-256 is
+//! The second half of a handshake between hosts that both offer it: an ML-KEM-768 exchange (FIPS 203). Traffic keys
+//! are derived from its secret and from the keys of Noise, so recorded traffic stays closed when X25519 or P-256 is
 //! broken.
 //!
 //! Both Noise messages name what their sender offers, in a field that peers without the exchange skip. The fields are
 //! part of the handshake hash, so nobody on the way can remove one and have the handshake succeed. The initiator's
 //! encapsulation key (message 3) and the responder's ciphertext (message 4) are sealed with keys that are used for
-//! nothing else, so a responder works for nobody who has not finished the Noise part. Keys of the Noise part alone
-//! never seal a packet.
+//! nothing else, so a responder computes ML-KEM only for a caller that has completed the Noise part. No packet is
+//! sealed with keys of the Noise part alone.
 
 use aws_lc_rs::digest::{SHA256, digest};
 use aws_lc_rs::hkdf::{HKDF_SHA256, KeyType, Prk, Salt};
@@ -26,7 +26,7 @@ const ANSWER_COUNTER: u64 = 4;
 const ENCAPSULATION_KEY_LEN: usize = 1184;
 const CIPHERTEXT_LEN: usize = 1088;
 
-/// What the Noise part of a handshake came to.
+/// Outcome of the Noise part of a handshake.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "it is passed on at once")]
 pub(crate) enum Agreed {
@@ -80,17 +80,17 @@ impl Exchange {
         let key = DecapsulationKey::generate(&ML_KEM_768).map_err(failed)?;
         let public = key.encapsulation_key().and_then(|key| key.key_bytes()).map_err(failed)?;
         let message = self.seal(OFFER_COUNTER, public.as_ref());
-        Ok((Offer { exchange: self, key, message: digest_of(&message) }, message))
+        Ok((Offer { exchange: self, key, message: sha256(&message) }, message))
     }
 
-    /// The responder's part: reads message 3; returns the traffic keys and message 4, a complete datagram. To be called
-    /// once for a message that it accepts.
+    /// The responder's part: reads message 3; returns the traffic keys and message 4, a complete datagram. Not to be
+    /// called again once it has accepted a message.
     pub(crate) fn answer(&self, offer: &[u8]) -> Result<(SessionKeys, Vec<u8>), Error> {
         let public = self.open(OFFER_COUNTER, ENCAPSULATION_KEY_LEN, offer)?;
         let key = EncapsulationKey::new(&ML_KEM_768, &public).map_err(|_| Error::Payload("no ML-KEM key"))?;
         let (ciphertext, secret) = key.encapsulate().map_err(|_| Error::Payload("no valid ML-KEM key"))?;
         let answer = self.seal(ANSWER_COUNTER, ciphertext.as_ref());
-        Ok((self.keys(secret.as_ref(), &digest_of(offer), &digest_of(&answer)), answer))
+        Ok((self.keys(secret.as_ref(), &sha256(offer), &sha256(&answer)), answer))
     }
 
     /// The handshake is over, with these keys.
@@ -177,7 +177,7 @@ impl Offer {
         let ciphertext = self.exchange.open(ANSWER_COUNTER, CIPHERTEXT_LEN, answer)?;
         let secret = self.key.decapsulate(Ciphertext::from(&*ciphertext));
         let secret = secret.map_err(|_| Error::Payload("no ML-KEM ciphertext"))?;
-        Ok(self.exchange.keys(secret.as_ref(), &self.message, &digest_of(answer)))
+        Ok(self.exchange.keys(secret.as_ref(), &self.message, &sha256(answer)))
     }
 
     /// The handshake is over, with the keys of [`Offer::read_answer`].
@@ -192,10 +192,10 @@ impl std::fmt::Debug for Offer {
     }
 }
 
-fn digest_of(message: &[u8]) -> [u8; 32] {
-    let mut bytes = [0; 32];
-    bytes.copy_from_slice(digest(&SHA256, message).as_ref());
-    bytes
+pub(crate) fn sha256(bytes: &[u8]) -> [u8; 32] {
+    let mut hash = [0; 32];
+    hash.copy_from_slice(digest(&SHA256, bytes).as_ref());
+    hash
 }
 
 /// Two keys of HKDF-Expand.

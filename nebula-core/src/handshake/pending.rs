@@ -69,8 +69,8 @@ pub(crate) struct Offered {
 }
 
 impl Offered {
-    /// Pause after message 3 was sent: a far peer cannot answer earlier than it did before. Of that time most may be
-    /// lost messages.
+    /// Pause after message 3 was sent: at least as long as the peer took to answer message 1, up to a limit, because
+    /// lost messages lengthen that time.
     pub(crate) fn pause(&self, try_interval: Duration) -> Duration {
         try_interval.saturating_mul(self.times.max(1)).max(self.answered_after.min(MAX_OFFER_PAUSE))
     }
@@ -337,7 +337,7 @@ const DISPLACEABLE_AFTER: Duration = Duration::from_millis(300);
 const BEST_ENDPOINTS: usize = 8;
 /// Further ones that it goes to in turn.
 const ENDPOINTS_IN_TURN: usize = 8;
-/// A peer four seconds away has answered by the time that message 3 was sent often enough.
+/// Four of them are longer than the round trip to any peer that a handshake reaches.
 const MAX_OFFER_PAUSE: Duration = Duration::from_secs(2);
 const MAX_PACKETS_PER_PEER: usize = 100;
 /// A peer that was away for three seconds is found again within two tenths of a second of its return, and one that does

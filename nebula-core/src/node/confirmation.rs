@@ -111,12 +111,10 @@ impl Callers<'_> {
         let Some(answered) = self.table.get_mut(index) else {
             return Err(Error::Noise("no handshake has its index".into()));
         };
-        let had_keys = answered.half_open().is_some();
         // Where message 2 went, if it went to one place: whoever sends this from elsewhere may not be there.
         let to = answered.proven().unwrap_or(from);
-        answered.read_offer(self.now, offer, digest_of(offer), to)?;
-        if let Some(half_open) = answered.half_open().filter(|_| !had_keys) {
-            self.forwarder.tunnels().await_caller(index, Arc::clone(half_open));
+        if let Some(half_open) = answered.read_offer(self.now, (offer, digest_of(offer)), to)? {
+            self.forwarder.tunnels().await_caller(index, half_open);
         }
         self.answer(index, to, offer.len());
         Ok(())

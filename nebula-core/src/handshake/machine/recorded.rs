@@ -108,6 +108,11 @@ impl Recording {
     }
 }
 
+/// A node as it was when handshakes were recorded.
+fn own(identity: &Identity, cipher: Cipher, time: u64) -> Own<'_> {
+    Own { identity, default_version: identity.primary().version(), cipher, time, offers_kem: false }
+}
+
 /// Replays the initiator's side of a handshake, and feeds it a tampered message 2 before the real one.
 fn repeat_initiator(recording: &Recording, ephemeral: &str, first: &[u8], second: &[u8]) -> Negotiated {
     let identity = recording.identity("initiator_cert");
@@ -115,13 +120,7 @@ fn repeat_initiator(recording: &Recording, ephemeral: &str, first: &[u8], second
     let payload = HandshakePayload::parse(&first[clear..]).unwrap();
     let at = UnixTime::try_from(payload.time / 1_000_000_000).unwrap();
     let version = identity.primary().version();
-    let own = Own {
-        identity: &identity,
-        default_version: version,
-        cipher: recording.cipher(),
-        time: payload.time,
-        offers_kem: false,
-    };
+    let own = own(&identity, recording.cipher(), payload.time);
     let local_index = LocalIndex(payload.initiator_index);
     let ephemeral = Ephemeral::Key(recording.key(ephemeral));
     let (mut initiator, datagram) = Initiator::start_with(own, version, local_index, ephemeral.clone()).unwrap();
@@ -181,16 +180,9 @@ fn recorded_responders_are_repeated_bit_for_bit() {
         let frames = recording.frames();
         let (first, second) = (&frames[0], &frames[1]);
         let identity = recording.identity("responder_cert");
-        let version = identity.primary().version();
         let payload = HandshakePayload::parse(second.plaintext.as_ref().unwrap()).unwrap();
         let at = UnixTime::try_from(payload.time / 1_000_000_000).unwrap();
-        let own = Own {
-            identity: &identity,
-            default_version: version,
-            cipher: recording.cipher(),
-            time: payload.time,
-            offers_kem: false,
-        };
+        let own = own(&identity, recording.cipher(), payload.time);
         let local_index = LocalIndex(recording.index("responder_index"));
         let ephemeral = Ephemeral::Key(recording.key("responder_ephemeral_private"));
         let (completed, answer) =
@@ -350,13 +342,7 @@ fn captured_initiators_of_every_release_are_answered() {
             Identity::read(certificates.join("host-unsafe.crt"), certificates.join("host-unsafe.key")).unwrap();
         let trust = CaPool::from_pem(&std::fs::read(certificates.join("ca.crt")).unwrap()).unwrap();
         let cipher = if name.contains("chachapoly") { Cipher::ChaCha20Poly1305 } else { Cipher::Aes256Gcm };
-        let own = Own {
-            identity: &identity,
-            default_version: identity.primary().version(),
-            cipher,
-            time: 1,
-            offers_kem: false,
-        };
+        let own = own(&identity, cipher, 1);
 
         let (from_initiator, first) = &datagrams[0];
         assert!(from_initiator, "{name}");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::refusals::{objection, refusal, refusal_of};
-use crate::handshake::{Error, respond};
+use crate::handshake::{Error, respond, sha256};
 use crate::index::LocalIndex;
 use crate::node::Node;
 use crate::node::confirmation::KnownCallers;
@@ -102,9 +102,7 @@ impl Node {
 
 /// Digest that identifies a handshake message. It leaves out the header, which says nothing about the handshake.
 pub(in crate::node) fn digest_of(message: &[u8]) -> [u8; 32] {
-    let mut digest = [0; 32];
-    digest.copy_from_slice(aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &message[HEADER_LEN..]).as_ref());
-    digest
+    sha256(&message[HEADER_LEN..])
 }
 
 /// A first message that comes again after this was repeated by the caller, not sent to several places.
