@@ -9,6 +9,9 @@
 //! - `metrics`, `flow_records`
 //! - `listener`
 
+#[cfg(all(feature = "fips", feature = "ssh"))]
+compile_error!("a FIPS build has no console: --no-default-features --features fips");
+
 mod flow_records;
 #[doc(hidden)]
 pub mod fuzzing;

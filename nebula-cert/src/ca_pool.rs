@@ -90,7 +90,8 @@ impl CaPool {
     /// [`Error::CaExpired`].
     ///
     /// # Errors
-    /// Returns an error if there is no certificate, one is not a CA, or one is not correctly self-signed.
+    /// Returns an error if there is no certificate, one is not a CA, or one is not correctly self-signed, or
+    /// [`Error::CurveNotInBuild`].
     pub fn from_pem(pem: &[u8]) -> Result<Self, Error> {
         let mut pool = Self::new();
         Certificate::bundle_from_pem(pem)?.into_iter().try_for_each(|ca| pool.add(ca))?;
@@ -105,6 +106,7 @@ impl CaPool {
         if !ca.is_ca() {
             return Err(Error::NotACa { name: ca.name().to_owned() });
         }
+        ca.curve().check_build()?;
         let key = VerifyingKey::new(ca.curve(), ca.public_key()).filter(|key| ca.is_signed_by(key));
         let key = key.ok_or_else(|| Error::NotSelfSigned { name: ca.name().to_owned() })?;
         let name = Arc::from(ca.name());

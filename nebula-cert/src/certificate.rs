@@ -84,6 +84,14 @@ impl Curve {
         }
     }
 
+    /// The curve of keys that are made without a wish for one: that of Go Nebula, where this build has it.
+    pub const USUAL: Self = if cfg!(feature = "fips") { Self::P256 } else { Self::Curve25519 };
+
+    /// Refuses a curve that this build has no keys of.
+    pub(crate) fn check_build(self) -> Result<(), Error> {
+        if cfg!(feature = "fips") && self == Self::Curve25519 { Err(Error::CurveNotInBuild) } else { Ok(()) }
+    }
+
     /// Length of a public key in bytes.
     pub(crate) fn public_key_length(self) -> usize {
         match self {

@@ -35,6 +35,9 @@ impl PassphraseCost {
     }
 
     fn check(self) -> Result<Params, Error> {
+        if cfg!(feature = "fips") {
+            return Err(Error::PassphraseNotInBuild);
+        }
         let Self { memory_kib, iterations, parallelism } = self;
         let out_of_bounds = Error::PassphraseCost { memory_kib, iterations, parallelism };
         let work = u64::from(memory_kib) * u64::from(iterations);

@@ -379,11 +379,20 @@ pub enum Error {
     /// A P-256 scalar is zero or not below the group order.
     #[error("private key is not a valid P256 scalar")]
     KeyOutOfRange,
+    /// A FIPS build is asked for a key of X25519 or Ed25519.
+    #[error("this is a FIPS build, which works with P256 keys only: make the CA and its hosts with -curve P256")]
+    CurveNotInBuild,
+    /// A FIPS build is asked for a passphrase.
+    #[error(
+        "this is a FIPS build, which derives no key from a passphrase (Argon2 is not approved): keep the CA's key \
+         unencrypted where nobody else reads it, or in a hardware token"
+    )]
+    PassphraseNotInBuild,
     /// The public half stored in an Ed25519 key does not match its private half.
     #[error("private key is damaged: its two halves do not belong together")]
     KeyHalves,
     /// The system provides no random bytes.
-    #[error("the system has no randomness for a new key: getrandom: {0}")]
+    #[error("the system has no randomness for a new key: {0}")]
     NoRandomness(String),
     /// The passphrase is wrong or the file is damaged; the two cannot be told apart.
     #[error("invalid passphrase or corrupt private key")]

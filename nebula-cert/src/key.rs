@@ -1,7 +1,7 @@
 //! Private keys of hosts, zeroized on drop and never printed.
 
 use aws_lc_rs::agreement;
-use p256::elliptic_curve::sec1::ToSec1Point as _;
+use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1, ParsedPublicKey};
 use zeroize::Zeroizing;
 
 use crate::{Curve, Error, pem};
@@ -28,8 +28,9 @@ impl PrivateKey {
     /// Generates a random key.
     ///
     /// # Errors
-    /// Returns an error if the system provides no random bytes.
+    /// Returns an error if the system provides no random bytes, or [`Error::CurveNotInBuild`].
     pub fn generate(curve: Curve) -> Result<Self, Error> {
+        curve.check_build()?;
         let secret = match curve {
             Curve::Curve25519 => random_secret()?,
             Curve::P256 => random_scalar()?,
@@ -52,15 +53,16 @@ impl PrivateKey {
     /// Builds a key from raw bytes.
     ///
     /// # Errors
-    /// Returns an error for a wrong length or a P-256 scalar out of range.
+    /// Returns an error for a wrong length or a P-256 scalar out of range, or [`Error::CurveNotInBuild`].
     pub fn from_bytes(curve: Curve, bytes: &[u8]) -> Result<Self, Error> {
+        curve.check_build()?;
         if bytes.len() != SECRET_LENGTH {
             return Err(Error::KeyLength { curve, expected: SECRET_LENGTH, length: bytes.len() });
         }
         let mut secret = Zeroizing::new([0; SECRET_LENGTH]);
         secret.copy_from_slice(bytes);
         if curve == Curve::P256 {
-            scalar(&*secret)?;
+            check_scalar(&*secret)?;
         }
         Ok(Self { curve, secret })
     }
@@ -87,14 +89,8 @@ impl PrivateKey {
     #[must_use]
     pub fn public_key(&self) -> Vec<u8> {
         match self.curve {
-            Curve::Curve25519 => {
-                let key = agreement::PrivateKey::from_private_key(&agreement::X25519, &*self.secret);
-                let public = key.ok().and_then(|key| key.compute_public_key().ok());
-                // Any 32 bytes are a valid key.
-                public.map(|public| public.as_ref().to_vec()).unwrap_or_default()
-            }
-            // The scalar was checked when the key was made.
-            Curve::P256 => scalar(&*self.secret).map(|key| public_point(&key)).unwrap_or_default(),
+            Curve::Curve25519 => public_half(&agreement::X25519, &*self.secret),
+            Curve::P256 => public_point(&*self.secret),
         }
     }
 
@@ -130,19 +126,31 @@ pub(crate) fn check_public_key(curve: Curve, bytes: &[u8]) -> Result<(), Error> 
     let valid = length == curve.public_key_length()
         && match curve {
             Curve::Curve25519 => true,
-            Curve::P256 => p256::PublicKey::from_sec1_bytes(bytes).is_ok(),
+            Curve::P256 => {
+                bytes.first() == Some(&UNCOMPRESSED) && ParsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, bytes).is_ok()
+            }
         };
     valid.then_some(()).ok_or(Error::PublicKey { curve, length })
 }
 
-/// Reads a P-256 private key; refuses zero and values not below the group order.
-pub(crate) fn scalar(bytes: &[u8]) -> Result<p256::SecretKey, Error> {
-    p256::SecretKey::from_slice(bytes).map_err(|_| Error::KeyOutOfRange)
+/// First byte of a point with both coordinates (SEC 1, section 2.3.3).
+const UNCOMPRESSED: u8 = 4;
+
+/// Refuses a P-256 private key that is zero or not below the group order.
+pub(crate) fn check_scalar(bytes: &[u8]) -> Result<(), Error> {
+    let key = agreement::PrivateKey::from_private_key(&agreement::ECDH_P256, bytes);
+    key.map(drop).map_err(|_| Error::KeyOutOfRange)
 }
 
-/// The uncompressed point of a P-256 private key.
-pub(crate) fn public_point(key: &p256::SecretKey) -> Vec<u8> {
-    key.public_key().to_sec1_point(false).as_bytes().to_vec()
+/// The uncompressed point of a P-256 private key, which was checked before.
+pub(crate) fn public_point(secret: &[u8]) -> Vec<u8> {
+    public_half(&agreement::ECDH_P256, secret)
+}
+
+fn public_half(algorithm: &'static agreement::Algorithm, secret: &[u8]) -> Vec<u8> {
+    let key = agreement::PrivateKey::from_private_key(algorithm, secret);
+    let public = key.ok().and_then(|key| key.compute_public_key().ok());
+    public.map(|public| public.as_ref().to_vec()).unwrap_or_default()
 }
 
 pub(crate) fn random_secret() -> Result<Zeroizing<[u8; SECRET_LENGTH]>, Error> {
@@ -155,14 +163,17 @@ pub(crate) fn random_secret() -> Result<Zeroizing<[u8; SECRET_LENGTH]>, Error> {
 pub(crate) fn random_scalar() -> Result<Zeroizing<[u8; SECRET_LENGTH]>, Error> {
     loop {
         let secret = random_secret()?;
-        if scalar(&*secret).is_ok() {
+        if check_scalar(&*secret).is_ok() {
             return Ok(secret);
         }
     }
 }
 
 pub(crate) fn fill_random(bytes: &mut [u8]) -> Result<(), Error> {
-    getrandom::fill(bytes).map_err(|error| Error::NoRandomness(error.to_string()))
+    #[cfg(feature = "fips")]
+    return aws_lc_rs::rand::fill(bytes).map_err(|error| Error::NoRandomness(error.to_string()));
+    #[cfg(not(feature = "fips"))]
+    getrandom::fill(bytes).map_err(|error| Error::NoRandomness(format!("getrandom: {error}")))
 }
 
 /// Finds the curve that this label belongs to.

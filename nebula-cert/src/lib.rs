@@ -115,3 +115,10 @@ pub use signer::Signer;
 pub use signing_key::SigningKey;
 pub use timestamp::{civil_date, rfc3339};
 pub use visible::{VisibleLines, is_visible, json_line, visible, visible_json};
+
+/// What the programs print below their version: nothing, or that this is a FIPS build. No build has been validated.
+pub const BUILD_NOTE: &str = if cfg!(feature = "fips") {
+    "Cryptography: the FIPS module of AWS-LC, with P256, AES-GCM and SHA-256 only (not validated)\n"
+} else {
+    ""
+};

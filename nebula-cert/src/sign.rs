@@ -54,13 +54,13 @@ pub struct Template {
 }
 
 impl Template {
-    /// A template for version 2 on Curve25519 with a name and a validity period and nothing else.
+    /// A template for version 2 on [`Curve::USUAL`] with a name and a validity period and nothing else.
     #[must_use]
     pub fn new(name: impl Into<String>, validity: RangeInclusive<UnixTime>) -> Self {
         let (not_before, not_after) = validity.into_inner();
         Self {
             version: Version::V2,
-            curve: Curve::Curve25519,
+            curve: Curve::USUAL,
             name: name.into(),
             networks: Vec::new(),
             unsafe_networks: Vec::new(),

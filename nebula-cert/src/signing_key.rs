@@ -1,12 +1,13 @@
 //! Private keys of CAs, zeroized on drop and never printed.
 
+use aws_lc_rs::rand::SystemRandom;
+use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair};
 use ed25519_dalek::Signer as _;
-use p256::ecdsa::Signature;
 use zeroize::Zeroizing;
 
 use crate::encrypted_key::{self, PassphraseCost};
-use crate::key::{SECRET_LENGTH, curve_of, public_point, random_scalar, random_secret, scalar};
-use crate::{Curve, Error, pem};
+use crate::key::{SECRET_LENGTH, check_scalar, curve_of, public_point, random_scalar, random_secret};
+use crate::{Curve, Error, pem, signature};
 
 /// A CA's key (Ed25519 or P-256 ECDSA).
 ///
@@ -33,7 +34,7 @@ impl SigningKey {
     /// Generates a random key.
     ///
     /// # Errors
-    /// Returns an error if the system provides no random bytes.
+    /// Returns an error if the system provides no random bytes, or [`Error::CurveNotInBuild`].
     pub fn generate(curve: Curve) -> Result<Self, Error> {
         match curve {
             Curve::Curve25519 => Self::from_seed(curve, &*random_secret()?),
@@ -44,11 +45,12 @@ impl SigningKey {
     /// Derives the key from an Ed25519 seed or a P-256 scalar, which must be as secret as the key.
     ///
     /// # Errors
-    /// Returns an error for a P-256 scalar out of range.
+    /// Returns an error for a P-256 scalar out of range, or [`Error::CurveNotInBuild`].
     pub fn from_seed(curve: Curve, seed: &[u8; SECRET_LENGTH]) -> Result<Self, Error> {
+        curve.check_build()?;
         let secret = match curve {
             Curve::Curve25519 => ed25519_dalek::SigningKey::from_bytes(seed).to_keypair_bytes().to_vec(),
-            Curve::P256 => scalar(seed).map(|_| seed.to_vec())?,
+            Curve::P256 => check_scalar(seed).map(|()| seed.to_vec())?,
         };
         Ok(Self { curve, secret: Zeroizing::new(secret) })
     }
@@ -115,8 +117,7 @@ impl SigningKey {
     pub fn public_key(&self) -> Vec<u8> {
         match self.curve {
             Curve::Curve25519 => self.ed25519().verifying_key().to_bytes().to_vec(),
-            // The scalar was checked when the key was made.
-            Curve::P256 => scalar(&self.secret).map(|key| public_point(&key)).unwrap_or_default(),
+            Curve::P256 => public_point(&self.secret),
         }
     }
 
@@ -125,14 +126,16 @@ impl SigningKey {
         match self.curve {
             Curve::Curve25519 => Ok(self.ed25519().sign(message).to_bytes().to_vec()),
             Curve::P256 => {
-                let key = p256::ecdsa::SigningKey::from(scalar(&self.secret)?);
-                let signature: Signature = key.sign(message);
-                Ok(signature.normalize_s().to_der().as_bytes().to_vec())
+                let (algorithm, public) = (&ECDSA_P256_SHA256_ASN1_SIGNING, self.public_key());
+                let key = EcdsaKeyPair::from_private_key_and_public_key(algorithm, &self.secret, &public);
+                let made = key.map_err(|_| Error::KeyOutOfRange)?.sign(&SystemRandom::new(), message);
+                signature::low_s(made.map_err(|_| Error::SignerFault)?.as_ref()).ok_or(Error::SignerFault)
             }
         }
     }
 
     fn from_bytes(curve: Curve, bytes: &[u8]) -> Result<Self, Error> {
+        curve.check_build()?;
         let key = Self { curve, secret: Zeroizing::new(bytes.to_vec()) };
         let expected = match curve {
             Curve::Curve25519 => ED25519_LENGTH,
@@ -145,7 +148,7 @@ impl SigningKey {
             // Signatures made with the public half of another key would leak the private key.
             Curve::Curve25519 if !bytes.ends_with(&key.public_key()) => Err(Error::KeyHalves),
             Curve::Curve25519 => Ok(key),
-            Curve::P256 => scalar(bytes).map(|_| key),
+            Curve::P256 => check_scalar(bytes).map(|()| key),
         }
     }
 
@@ -181,6 +184,8 @@ impl std::fmt::Debug for SigningKey {
 
 #[cfg(test)]
 mod tests {
+    use p256::ecdsa::Signature;
+
     use super::*;
     use crate::signature::VerifyingKey;
 

@@ -330,6 +330,10 @@ fn flow_records(section: &Section<'_>) -> usize {
 fn cipher(section: &Section<'_>) -> Result<Cipher, Refused> {
     match section.string("cipher").as_deref() {
         None | Some("aes") => Ok(Cipher::Aes256Gcm),
+        Some("chachapoly") if !Cipher::ChaCha20Poly1305.is_in_build() => Err(Refused::new(
+            "cipher is not in this build",
+            "cipher=chachapoly: this is a FIPS build, which has AES only: set cipher: aes on all hosts of the network",
+        )),
         Some("chachapoly") => Ok(Cipher::ChaCha20Poly1305),
         Some(other) => Err(Refused::new("unknown cipher", format!("cipher={other}: it must be aes or chachapoly"))),
     }

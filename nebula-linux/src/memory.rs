@@ -24,31 +24,51 @@ pub fn release_free_heap() {
     let _ = unsafe { libc::malloc_trim(0) };
 }
 
-/// Returns the pages of the main thread's stack that deeper calls than this one used, and does nothing on other
-/// threads. Call it after work with a deep stack, such as startup.
+/// Returns the pages of this thread's stack that deeper calls than this one used. Call it after work with a deep stack,
+/// such as startup or the exchange of post-quantum keys.
 #[inline(never)]
-pub fn release_main_stack() {
+pub fn release_stack() {
     #[cfg(target_os = "linux")]
     {
         // SAFETY: only reads a system parameter.
         let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(0);
-        if page == 0 || nix::unistd::gettid() != nix::unistd::getpid() {
+        if page == 0 {
             return;
         }
         let here = 0_u8;
         let here = (&raw const here).cast_mut();
         // The page below this one is for the frames of this function and of the call.
         let end = here.wrapping_byte_sub(here.addr() % page + page);
-        let start = end.wrapping_byte_sub(MAIN_STACK);
-        // SAFETY: nothing that lives is below the stack pointer. What is below the main thread's stack is the gap that
-        // the kernel keeps free there (1 MiB), which is no mapping and so is passed over.
-        let _ = unsafe { libc::madvise(start.cast(), MAIN_STACK, libc::MADV_DONTNEED) };
+        let below = end.addr().saturating_sub(lowest_of_stack().unwrap_or(end.addr()));
+        let len = below.min(DEEPEST) / page * page;
+        // SAFETY: nothing that lives is below the stack pointer, and the range is of this thread's stack, or of the gap
+        // that the kernel keeps free below that of the main thread (1 MiB), which is no mapping and so is passed over.
+        let _ = unsafe { libc::madvise(end.wrapping_byte_sub(len).cast(), len, libc::MADV_DONTNEED) };
     }
 }
 
-/// As deep as calls go that are not recursive; a multiple of the page size.
+/// The lowest address of this thread's stack; of the main thread, whose stack grows, one that it does not reach.
 #[cfg(target_os = "linux")]
-const MAIN_STACK: usize = 256 << 10;
+fn lowest_of_stack() -> Option<usize> {
+    if nix::unistd::gettid() == nix::unistd::getpid() {
+        return Some(0);
+    }
+    let mut attributes = std::mem::MaybeUninit::uninit();
+    let (mut lowest, mut len) = (std::ptr::null_mut(), 0);
+    // SAFETY: the attributes are filled in before they are read, and freed once.
+    unsafe {
+        if libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) != 0 {
+            return None;
+        }
+        let found = libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut lowest, &raw mut len);
+        libc::pthread_attr_destroy(attributes.as_mut_ptr());
+        (found == 0).then(|| lowest.addr())
+    }
+}
+
+/// As deep as calls go that are not recursive.
+#[cfg(target_os = "linux")]
+const DEEPEST: usize = 256 << 10;
 
 /// Unmaps this program's code and constants. A page is mapped again from the page cache when it is next used. Call it
 /// after work that is not repeated soon, such as reading a configuration.
@@ -83,6 +103,40 @@ mod tests {
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let line = status.lines().find(|line| line.starts_with("RssFile:")).unwrap();
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
+    /// Bytes of the mapping of this address that are in memory.
+    fn resident_around(address: usize) -> u64 {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut lines = maps.lines().skip_while(|line| {
+            let range = line.split_whitespace().next().and_then(|range| range.split_once('-'));
+            let [start, end] = range.map_or([0; 2], |(start, end)| {
+                [start, end].map(|text| usize::from_str_radix(text, 16).unwrap_or_default())
+            });
+            !(start..end).contains(&address)
+        });
+        let line = lines.find(|line| line.starts_with("Rss:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+    }
+
+    #[inline(never)]
+    fn deep() -> u8 {
+        std::hint::black_box([7_u8; 128 << 10])[100]
+    }
+
+    #[test]
+    fn pages_of_a_stack_that_are_in_use_no_more_are_given_back() {
+        let thread = std::thread::Builder::new().stack_size(1 << 20).spawn(|| {
+            let kept = std::hint::black_box([3_u8; 4 << 10]);
+            let here = (&raw const kept).addr();
+            deep();
+            let before = resident_around(here);
+            release_stack();
+            let after = resident_around(here);
+            assert!(before - after >= 120 << 10, "{before} bytes, then {after}");
+            assert_eq!((kept, deep()), ([3; 4 << 10], 7));
+        });
+        thread.unwrap().join().unwrap();
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
+use nebula_cert::BUILD_NOTE;
 use nebula_config::go::flags::{self, Flag};
 use nebula_instance::pod::kube_labels;
 use nebula_instance::pod::launch_file;
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
     };
     if flags.is_set("version") {
         print(concat!("nebula-cni-instance ", env!("CARGO_PKG_VERSION"), "\n"));
+        print(BUILD_NOTE);
         return ExitCode::SUCCESS;
     }
     if flags.is_set("labels") {

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use nebula_cert::{Curve, UnixTime, visible};
+use nebula_cert::{BUILD_NOTE, Curve, UnixTime, visible};
 use nebula_cni_contract::launch::CaAccess;
 use nebula_config::go::flags::{self, Flag, Parsed};
 use nebula_enrolment::enrol::kubernetes::{Role, service_url};
@@ -41,6 +41,7 @@ fn main() -> ExitCode {
     };
     if flags.is_set("version") {
         print(concat!("Version: ", env!("CARGO_PKG_VERSION"), "\n"));
+        print(BUILD_NOTE);
         return ExitCode::SUCCESS;
     }
     let blocklist_dir = match flags.value("blocklist-dir").map(std::path::absolute).transpose() {
@@ -86,7 +87,8 @@ fn main() -> ExitCode {
         }
     };
     let curve = match flags.value("curve") {
-        None | Some("25519") => Curve::Curve25519,
+        None => Curve::USUAL,
+        Some("25519") => Curve::Curve25519,
         Some("P256") => Curve::P256,
         Some(other) => {
             eprintln!("nebula-enrol: invalid curve: {other}; it is 25519 or P256");

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use nebula_cert::BUILD_NOTE;
 use nebula_config::go::flags::{self, Flag, Parsed};
 use nebula_config::loaded::{Error, Loaded};
 use nebula_enrolment::enrol::Files;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
     if flags.is_set("version") {
         // Scripts read the first line, which has Go's format.
         print(concat!("Version: ", env!("CARGO_PKG_VERSION"), "\n", "Compatible with: Go Nebula 1.11\n"));
+        print(BUILD_NOTE);
         return ExitCode::SUCCESS;
     }
     if flags.is_set("help") {

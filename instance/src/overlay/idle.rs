@@ -10,6 +10,7 @@ pub(crate) fn release(idle: Idle) {
             memory::release_program_pages();
             // Tables that shrank, and everything held for handshakes without an answer.
             memory::release_free_heap();
+            memory::release_stack();
         }
         // On a host with a hundred pods, the list takes hundreds of KiB for a moment.
         Idle::InterfacesListed => memory::release_free_heap(),

@@ -196,7 +196,7 @@ impl PodTunnel {
             if release_memory_at.take_if(|at| now.uptime >= *at).is_some() {
                 memory::release_program_pages();
                 memory::release_free_heap();
-                memory::release_main_stack();
+                memory::release_stack();
             }
             let look = if now.uptime < fast_checks_until { FAST_CHECK_INTERVAL } else { NETNS_CHECK_INTERVAL };
             let [trust, tidy] =

@@ -1,7 +1,9 @@
-//! The primitives of Noise IX for snow: checked key agreement, the data path's AEAD, and randomness from a seed.
+//! The primitives of Noise IX for snow: checked key agreement, the data path's AEAD, and randomness from a seed; in a
+//! FIPS build all of them from the library's FIPS module.
 
 use aws_lc_rs::agreement::{self, ECDH_P256, PrivateKey, UnparsedPublicKey, X25519};
 use aws_lc_rs::digest::{self, SHA256};
+use aws_lc_rs::hmac;
 use nebula_cert::{Curve, Identity};
 use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -17,7 +19,8 @@ use crate::wire::header::TAG_LEN;
 /// Where the ephemeral key comes from.
 #[derive(Clone)]
 pub(super) enum Ephemeral {
-    /// A fresh seed: the key is the generator's first output that is a valid P-256 scalar or X25519 secret.
+    /// A fresh seed: the key is the generator's first output that is a valid P-256 scalar or X25519 secret. A FIPS
+    /// build draws from the module's generator, whatever the seed.
     Seed(Zeroizing<[u8; 32]>),
     /// The key itself, to replay a recorded handshake.
     #[cfg(test)]
@@ -89,6 +92,9 @@ struct Seeded(ChaCha20Rng);
 
 impl Random for Seeded {
     fn try_fill_bytes(&mut self, out: &mut [u8]) -> Result<(), Error> {
+        if cfg!(feature = "fips") {
+            return aws_lc_rs::rand::fill(out).map_err(|_| Error::Rng);
+        }
         self.0.fill_bytes(out);
         Ok(())
     }
@@ -263,6 +269,10 @@ impl Hash for Sha256 {
 
     fn result(&mut self, out: &mut [u8]) {
         out[..32].copy_from_slice(self.take().finish().as_ref());
+    }
+
+    fn hmac(&mut self, key: &[u8], data: &[u8], out: &mut [u8]) {
+        out[..32].copy_from_slice(hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), data).as_ref());
     }
 }
 

@@ -14,6 +14,14 @@ pub enum Cipher {
     ChaCha20Poly1305,
 }
 
+impl Cipher {
+    /// Whether this build has it: a FIPS build has AES only.
+    #[must_use]
+    pub const fn is_in_build(self) -> bool {
+        !cfg!(feature = "fips") || matches!(self, Self::Aes256Gcm)
+    }
+}
+
 /// The key of one direction. The caller must not use a counter twice (see [`super::Session::reserve`]).
 pub struct AeadKey {
     cipher: Cipher,

@@ -7,7 +7,6 @@ mod files;
 pub mod life_cycle;
 mod pinned;
 mod service;
-mod tls;
 pub mod trust_watch;
 
 use std::net::IpAddr;
@@ -24,6 +23,7 @@ use nebula_cert::{CaPool, Curve, Identity, JoinToken, PrivateKey, UnixTime};
 use nebula_cni_contract::launch::{CaAccess, is_refusal_of_token};
 use nebula_linux::clock::unix_now;
 use nebula_linux::netns::NamespaceExecutor;
+use rustls::crypto::aws_lc_rs::default_provider;
 use ureq::tls::TlsConfig;
 use ureq::unversioned::resolver::DefaultResolver;
 use ureq::unversioned::transport::{Connector as _, TcpConnector};
@@ -255,7 +255,7 @@ impl CaClient {
 
     fn request_in_turn(&self, prover: &Prover, timeout: Duration, now: UnixTime) -> Result<Issued, Error> {
         // The refusal reveals that this CA signs for the other curve; nearly all use the first one.
-        match self.request_with(Curve::Curve25519, prover, timeout, now) {
+        match self.request_with(Curve::USUAL, prover, timeout, now) {
             Err(Error::Denied { code, .. }) if code == "wrong_curve" => {
                 self.request_with(Curve::P256, prover, timeout, now)
             }
@@ -422,7 +422,7 @@ impl CaClient {
         };
         let roots = client::roots(pem.as_bytes()).map_err(useless)?;
         let place = self.access.server_name.as_ref().map(|_| self.access.url.as_str());
-        Ok(client::agent(config(client::tls(roots, Arc::new(tls::provider()))), place))
+        Ok(client::agent(config(client::tls(roots, Arc::new(default_provider()))), place))
     }
 }
 

@@ -8,6 +8,7 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use nebula_cert::JoinToken;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
@@ -17,8 +18,6 @@ use rustls::{
 use ureq::unversioned::transport::{
     Buffers, ConnectionDetails, Connector, LazyBuffers, NextTimeout, Transport, TransportAdapter,
 };
-
-use super::tls;
 
 /// Accepts a server that holds the pinned key and has a certificate for the name that later calls use.
 #[derive(Debug)]
@@ -31,7 +30,7 @@ pub(super) struct Pin {
 impl Pin {
     /// For the key that a join token names.
     pub(super) fn new(join: &JoinToken) -> Self {
-        Self { fingerprint: *join.fingerprint(), provider: Arc::new(tls::provider()), shown: Mutex::default() }
+        Self { fingerprint: *join.fingerprint(), provider: Arc::new(default_provider()), shown: Mutex::default() }
     }
 
     /// The certificate of the service, as PEM, once it has shown it.
@@ -228,7 +227,7 @@ mod tests {
         let signer = PrivateKeyDer::try_from(signer.serialize_der()).unwrap();
         let signer = rustls::crypto::aws_lc_rs::sign::any_supported_type(&signer).unwrap();
         let certified = rustls::sign::CertifiedKey::new(vec![der], signer);
-        let config = rustls::ServerConfig::builder_with_provider(Arc::new(tls::provider()))
+        let config = rustls::ServerConfig::builder_with_provider(Arc::new(default_provider()))
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_no_client_auth()
@@ -245,6 +244,9 @@ mod tests {
             while let Ok(length @ 1..) = stream.read(&mut piece) {
                 heard.extend_from_slice(&piece[..length]);
                 if heard.ends_with(b"}}") {
+                    // What is recorded of an enrolment stays closed when X25519 is broken.
+                    let group = stream.conn.negotiated_key_exchange_group().map(|group| group.name());
+                    assert_eq!(group, Some(rustls::NamedGroup::X25519MLKEM768));
                     let body = r#"{"code":"unknown_token","message":"no"}"#;
                     let answer = format!("HTTP/1.1 401 x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
                     let _ = stream.write_all(answer.as_bytes());

@@ -89,7 +89,7 @@ pub fn enrol(
                 files.remember_workload(&access.url, &workload)
             })
         };
-        let outcome = match ask(Curve::Curve25519) {
+        let outcome = match ask(Curve::USUAL) {
             Err(Error::Ca(ca_client::Error::Denied { code, .. })) if code == "wrong_curve" => ask(Curve::P256),
             outcome => outcome,
         };

@@ -201,7 +201,7 @@ pub(super) struct Init {
     #[arg(long = "version", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub(super) version: u8,
     /// Curve of all keys
-    #[arg(long, value_enum, default_value_t = CurveName::Curve25519)]
+    #[arg(long, value_enum, default_value_t = CurveName::USUAL)]
     pub(super) curve: CurveName,
     /// Life of the CA
     #[arg(long, default_value = "3650d", value_parser = duration)]
@@ -369,6 +369,10 @@ pub(super) enum CurveName {
     Curve25519,
     #[value(name = "P256", alias = "p256")]
     P256,
+}
+
+impl CurveName {
+    const USUAL: Self = if cfg!(feature = "fips") { Self::P256 } else { Self::Curve25519 };
 }
 
 impl Dir {

@@ -41,7 +41,7 @@ pub(crate) struct Flags {
     #[arg(long, default_value = "", hide_default_value = true)]
     unsafe_networks: String,
     /// Curve: 25519 or P256.
-    #[arg(long, default_value = "25519")]
+    #[arg(long, default_value = Curve::USUAL.flag())]
     curve: String,
     /// Protect the private key with a passphrase: that in the environment variable NEBULA_CA_PASSPHRASE, or one that
     /// is asked for.

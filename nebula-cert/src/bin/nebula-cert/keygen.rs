@@ -16,7 +16,7 @@ pub(crate) struct Flags {
     #[arg(long, default_value = "", hide_default_value = true, value_name = "PATH")]
     out_pub: String,
     /// Curve: 25519 or P256.
-    #[arg(long, default_value = "25519")]
+    #[arg(long, default_value = Curve::USUAL.flag())]
     curve: String,
     #[command(flatten)]
     hardware: Hardware,

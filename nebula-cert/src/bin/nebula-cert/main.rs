@@ -156,7 +156,7 @@ fn overview() -> String {
 }
 
 fn print_version() -> ExitCode {
-    match writeln!(std::io::stdout(), "Version: {}", env!("CARGO_PKG_VERSION")) {
+    match write!(std::io::stdout(), "Version: {}\n{}", env!("CARGO_PKG_VERSION"), nebula_cert::BUILD_NOTE) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }

@@ -104,7 +104,8 @@ impl Order {
             Place::of(words.value("dir").unwrap_or(USUAL_FOLDER).as_ref(), words.value("name"))?
         };
         let curve = match words.value("curve") {
-            None | Some("25519") => Curve::Curve25519,
+            None => Curve::USUAL,
+            Some("25519") => Curve::Curve25519,
             Some("P256") => Curve::P256,
             Some(other) => return Err(format!("invalid curve: {other}; it is 25519 or P256")),
         };
