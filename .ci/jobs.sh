@@ -12,6 +12,9 @@ clippy_all() {
 }
 doc() { RUSTDOCFLAGS="-D warnings" cargo doc "${features[@]}" --no-deps --document-private-items; }
 alone() { .ci/alone; }
+pages() { need python3=python3 git=git && .ci/pages selftest && .ci/pages; }
+scorecard() { need python3=python3 git=git /usr/lib/python3/dist-packages/yaml=python3-yaml && .ci/scorecard selftest && .ci/scorecard; }
+site() { .ci/site; }
 targets() { .ci/targets; }
 package() { .ci/package --list; }
 packages() { .ci/package && .ci/beginner; }

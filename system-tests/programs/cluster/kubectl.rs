@@ -216,7 +216,7 @@ fn a_team_sees_its_namespace_through_a_real_api_server_and_an_operator_pauses_up
     let _agent = Agent::start(&control, at(address), ("test-node", &node), of_agent.clone());
     let _second = Agent::start(&control, at(second), ("second-node", &other), of_agent);
 
-    // The team of shop, as docs/kubectl.md says how it gets its view.
+    // The team of shop, as docs/kubectl-rights.md says how it gets its view.
     for name in ["nebula-viewer", "team"] {
         account("shop", name);
     }

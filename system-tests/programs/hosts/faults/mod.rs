@@ -162,7 +162,7 @@ fn codes_of_the_source() -> BTreeSet<String> {
 fn every_code_of_doctor_has_a_row_and_every_row_a_code() {
     let (codes, rows) =
         (codes_of_the_source(), ROWS.iter().map(|(code, _)| (*code).to_owned()).collect::<BTreeSet<_>>());
-    let documents = source("docs/hosts.md");
+    let documents = source("docs/doctor.md");
     let is_documented = |code: &&String| documents.contains(&format!("`{code}`"));
     assert!(codes.len() > 70, "{codes:?}");
     assert_eq!(

@@ -410,9 +410,9 @@ causes! {
 
 #[test]
 fn every_code_is_in_the_table_of_causes() {
-    let docs = include_str!("../../../../../docs/hosts.md");
+    let docs = include_str!("../../../../../docs/doctor.md");
     for code in CODES {
-        assert!(docs.contains(&format!("`{code}`")), "{code} is not in docs/hosts.md");
+        assert!(docs.contains(&format!("`{code}`")), "{code} is not in docs/doctor.md");
     }
 }
 
