@@ -70,6 +70,13 @@ find_kube() {
   export KUBE_BIN
 }
 
+with_fips() {
+  cargo build --release --target-dir target/fips --no-default-features --bins -p nebula-instance -p nebula-cert -p nebula-ca \
+    --features nebula-instance/fips,nebula-cert/fips,nebula-cert/cli,nebula-ca/fips,nebula-ca/kubernetes,nebula-ca/postgres &&
+    NEBULA_BIN_DIR=$PWD/target/fips/x86_64-unknown-linux-gnu/release "$@"
+}
+fips_library() { cargo test --target-dir target/fips -p nebula-cert --features fips --test fips; }
+
 in_kernels() {
   local suite status=0
   export VM_ENV=NEBULA_BIN_DIR

@@ -84,6 +84,7 @@ fn record(it: &firewall::FlowRecord, own: &FlowEnd) -> FlowRecord {
             Some(FlowPath::Relay(relay)) => relay,
             _ => None,
         },
+        post_quantum: it.path.map(|_| it.is_post_quantum),
         started_ms: millis(it.started),
         last_ms: millis(it.last),
     }

@@ -299,7 +299,13 @@ mod tests {
             let host = host(Version::V2, curve);
             let other_form = |made: Vec<u8>| Ok(signature::other_form(&made).unwrap_or(made));
             let elsewhere = Elsewhere(key.clone(), other_form);
-            assert_eq!(host.clone().sign(&ca, &elsewhere), host.sign(&ca, &key));
+            let [there, here] = [host.clone().sign(&ca, &elsewhere), host.sign(&ca, &key)].map(Result::unwrap);
+            assert_eq!(there.raw_details, here.raw_details);
+            let pool = CaPool::from_pem(ca.to_pem().as_bytes()).unwrap();
+            for made in [there, here] {
+                let is_low_s = signature::low_s(made.signature()).is_none_or(|low| low == made.signature());
+                assert!(is_low_s && pool.verify(made, 2000).is_ok());
+            }
         }
     }
 

@@ -1,8 +1,10 @@
 //! What a FIPS build makes and refuses.
 
-use nebula_cert::{BUILD_NOTE, CaPool, Certificate, Curve, Error, PassphraseCost, PrivateKey, SigningKey, Template};
+use nebula_cert::{
+    BUILD_NOTE, CaPool, Certificate, Curve, Error, PassphraseCost, PrivateKey, SigningKey, Template, UnixTime,
+};
 
-const NOW: u64 = 1_800_000_000;
+const NOW: UnixTime = 1_800_000_000;
 
 #[test]
 fn it_signs_and_verifies_with_p256() {

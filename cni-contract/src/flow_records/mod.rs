@@ -83,6 +83,9 @@ pub struct FlowRecord {
     /// Overlay address of the relay, if it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub relay: Option<IpAddr>,
+    /// Whether an ML-KEM exchange is behind the keys of its tunnel; absent if it never had one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub post_quantum: Option<bool>,
     /// When it began, in milliseconds since 1970.
     pub started_ms: u64,
     /// When it was last seen.

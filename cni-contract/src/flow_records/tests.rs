@@ -8,7 +8,7 @@ use super::client::{MAX_GROUPS, MAX_TEXT};
 use super::*;
 
 /// A record with everything in it, as this release writes it.
-const WRITTEN: &str = r#"{"number":1700000000000007,"id":1700000000000001,"event":"ended","end":"idle","verdict":"audit","reason":"network_policy","direction":"outbound","protocol":6,"source":{"address":"10.42.0.1","port":5000,"name":"web-1.shop.pod","groups":["web"],"fingerprint":"00ff","pod":"shop/web-1"},"destination":{"address":"10.42.0.2","port":8080,"name":"db-1.pay.pod"},"original":{"source":"10.42.0.1:5000","destination":"10.96.0.7:80"},"forward":{"packets":3,"bytes":300},"reply":{"packets":2,"bytes":20000},"rule":4,"policy":{"reason":"rule","tier":"Admin","policy":"p","rule":2,"rule_name":"r"},"path":"relay","relay":"10.42.0.9","started_ms":1000,"last_ms":3500}"#;
+const WRITTEN: &str = r#"{"number":1700000000000007,"id":1700000000000001,"event":"ended","end":"idle","verdict":"audit","reason":"network_policy","direction":"outbound","protocol":6,"source":{"address":"10.42.0.1","port":5000,"name":"web-1.shop.pod","groups":["web"],"fingerprint":"00ff","pod":"shop/web-1"},"destination":{"address":"10.42.0.2","port":8080,"name":"db-1.pay.pod"},"original":{"source":"10.42.0.1:5000","destination":"10.96.0.7:80"},"forward":{"packets":3,"bytes":300},"reply":{"packets":2,"bytes":20000},"rule":4,"policy":{"reason":"rule","tier":"Admin","policy":"p","rule":2,"rule_name":"r"},"path":"relay","relay":"10.42.0.9","post_quantum":true,"started_ms":1000,"last_ms":3500}"#;
 
 fn answer(body: &str) -> Vec<u8> {
     format!("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n{body}").into_bytes()

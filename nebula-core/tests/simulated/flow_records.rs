@@ -61,6 +61,7 @@ fn both_ends_record_a_flow_to_a_service_and_the_client_by_the_address_that_it_us
     assert_eq!((record.sent.packets, record.sent.bytes), (10, 10 * bytes(b"question")));
     assert_eq!((record.received.packets, record.received.bytes), (10, 10 * bytes(b"the answer")));
     assert_eq!((record.path, record.peer.as_ref().unwrap().name()), (Some(FlowPath::Direct), "pod-2"));
+    assert!(record.is_post_quantum);
     assert_eq!(record.decision.as_ref().unwrap().rule, Some(0));
     let lasted = record.last - record.started;
     assert!((9..11).contains(&lasted.as_secs()), "{lasted:?}");

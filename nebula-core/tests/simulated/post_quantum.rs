@@ -122,6 +122,86 @@ fn whichever_messages_are_lost_no_tunnel_is_without() {
     }
 }
 
+/// What somebody who holds the network does with a datagram.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Act {
+    Pass,
+    Lose,
+    Twice,
+    Damage,
+    /// It comes after the next one.
+    Late,
+    /// In its place comes the one of an earlier handshake between the same hosts, when they announced nothing.
+    Replace,
+}
+
+const ACTS: [Act; 6] = [Act::Pass, Act::Lose, Act::Twice, Act::Damage, Act::Late, Act::Replace];
+const DATAGRAMS: u32 = 6;
+
+/// All sequences of acts on the first six datagrams with at most three that are not [`Act::Pass`].
+fn sequences() -> impl Iterator<Item = Vec<Act>> {
+    let all = (0..6_usize.pow(DATAGRAMS)).map(|n| (0..DATAGRAMS).map(|at| ACTS[n / 6_usize.pow(at) % 6]).collect());
+    all.filter(|acts: &Vec<Act>| acts.iter().filter(|act| **act != Act::Pass).count() <= 3)
+}
+
+/// The datagrams that hosts sent themselves.
+fn sent(net: &SimNet) -> Vec<Step> {
+    net.flow().filter(|step| step.sender != "stranger").cloned().collect()
+}
+
+/// Whoever decides about each datagram between two hosts can keep them apart, and cannot have them do without the keys.
+#[test]
+fn whatever_is_done_to_the_first_six_datagrams_no_tunnel_is_without() {
+    let mut tried = 0;
+    for acts in sequences() {
+        let (mut net, a, b) = hosts(11, [PostQuantum::Off; 2]);
+        net.ping(a, b).until_delivered();
+        assert_eq!(keys(&net, a, b), Some(false));
+        let recorded = sent(&net);
+        let [peer, own] = [net.overlay(b), net.overlay(a)];
+        for (host, other) in [(a, peer), (b, own)] {
+            net.control(host, |node, now| node.reconfigure(now, |config| config.post_quantum = PostQuantum::Prefer));
+            net.control(host, |node, now| node.close(now, other, true));
+        }
+        net.run_for(50 * MS);
+        let before = sent(&net).len();
+        net.cut(a, b);
+        net.control(a, |node, now| node.connect(now, peer));
+        let mut late = None;
+        for (at, act) in acts.iter().enumerate() {
+            let waited = (0..400).find_map(|_| {
+                net.run_for(5 * MS);
+                sent(&net).into_iter().nth(before + at)
+            });
+            let step = waited.expect("hosts go on trying");
+            let mut pass = |datagram: &[u8]| net.inject(step.from, step.to, datagram);
+            match act {
+                Act::Pass => pass(&step.datagram),
+                Act::Lose | Act::Late => {}
+                Act::Twice => (0..2).for_each(|_| pass(&step.datagram)),
+                Act::Damage => {
+                    let mut damaged = step.datagram.clone();
+                    let middle = damaged.len() / 2;
+                    damaged[middle] ^= 1;
+                    pass(&damaged);
+                }
+                Act::Replace => pass(&recorded[at % recorded.len()].datagram),
+            }
+            if let Some(Step { from, to, datagram, .. }) = late.take() {
+                net.inject(from, to, &datagram);
+            }
+            late = (*act == Act::Late).then_some(step);
+            net.run_for(12 * MS);
+            assert_ne!(keys(&net, a, b), Some(false), "{acts:?}\n{}", net.diagram());
+        }
+        net.heal(a, b);
+        assert!(net.ping(a, b).is_answered_within(5 * SECOND), "{acts:?}\n{}", net.diagram());
+        assert_eq!(keys(&net, a, b), Some(true), "{acts:?}\n{}", net.diagram());
+        tried += 1;
+    }
+    assert_eq!(tried, 1 + 6 * 5 + 15 * 25 + 20 * 125);
+}
+
 /// An attacker, or a path, that loses exactly the long messages: that is an outage, which the host can explain, and
 /// never a tunnel without the keys.
 #[test]

@@ -18,11 +18,11 @@ const SOON: Duration = Duration::from_secs(15);
 
 /// The variants of a test.
 #[derive(Clone, Copy)]
-struct Case {
-    suite: &'static str,
-    curve: &'static str,
-    cipher: &'static str,
-    version: u8,
+pub(super) struct Case {
+    pub(super) suite: &'static str,
+    pub(super) curve: &'static str,
+    pub(super) cipher: &'static str,
+    pub(super) version: u8,
 }
 
 /// Three hosts with certificates: `l` (lighthouse), `o` (ours) and `g` (Go).
@@ -126,7 +126,7 @@ firewall:
 }
 
 /// Runs the whole exchange for one case.
-fn interoperates(case: Case) {
+pub(super) fn interoperates(case: Case) {
     let mut net = Net::new(case);
     // Ours knows where Go is and initiates.
     net.restart_both(&["g"], &[], false);

@@ -8,6 +8,7 @@ mod credentials;
 mod dns;
 mod doctor;
 mod faults;
+mod fips;
 mod firewall_matrix;
 mod flow_costs;
 mod flow_records;

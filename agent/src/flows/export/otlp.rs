@@ -150,6 +150,9 @@ fn attributes(record: &FlowRecord, all: &mut Attributes<'_>) {
     if let Some(relay) = record.relay {
         all.address("nebula.relay.address", relay);
     }
+    if let Some(is) = record.post_quantum {
+        all.truth("nebula.post_quantum", is);
+    }
 }
 
 /// Appends attributes to an encoded log record: fields may come in any order.
@@ -182,6 +185,12 @@ impl Attributes<'_> {
         self.head(key, 1 + encoded_len_varint(value));
         encode_key(INTEGER, WireType::Varint, self.0);
         encode_varint(value, self.0);
+    }
+
+    fn truth(&mut self, key: &str, value: bool) {
+        self.head(key, 2);
+        encode_key(BOOLEAN, WireType::Varint, self.0);
+        encode_varint(value.into(), self.0);
     }
 
     fn address(&mut self, key: &str, address: IpAddr) {
@@ -260,6 +269,7 @@ const KEY: u32 = 1;
 const VALUE: u32 = 2;
 const STRING: u32 = 1;
 const INTEGER: u32 = 3;
+const BOOLEAN: u32 = 2;
 const USUAL: usize = 512 << 10;
 
 #[cfg(test)]
@@ -302,6 +312,7 @@ mod tests {
                 destination,
                 verdict: word.clone(),
                 path: more.then_some(word),
+                post_quantum: more.then_some(number % 2 == 0),
                 policy: more.then_some(policy),
                 original: more.then_some(original),
                 forward: Amount { packets: amounts[0], bytes: amounts[1] },
@@ -333,6 +344,7 @@ mod tests {
                 prop_assert_eq!(of("nebula.flow.number"), number(record.number));
                 prop_assert_eq!(of("nebula.flow.reply.bytes"), number(record.reply.bytes));
                 prop_assert_eq!(of("nebula.flow.verdict"), text(&record.verdict));
+                prop_assert_eq!(of("nebula.post_quantum"), record.post_quantum.map(Value::BoolValue));
                 prop_assert_eq!(of("nebula.path"), record.path.as_deref().and_then(text));
                 prop_assert_eq!(of("source.port"), record.source.port.and_then(|port| number(port.into())));
                 prop_assert_eq!(of("nebula.destination.name"), record.destination.name.as_deref().and_then(text));

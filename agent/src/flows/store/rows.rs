@@ -25,6 +25,8 @@ pub(super) struct Kind {
     pub(super) path: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) relay: Option<IpAddr>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) post_quantum: Option<bool>,
 }
 
 /// A flow before translation, without the port of its source.
@@ -89,6 +91,7 @@ pub(super) fn apart(record: FlowRecord) -> (Kind, [FlowEnd; 2], Option<Before>, 
         policy: record.policy,
         path: record.path,
         relay: record.relay,
+        post_quantum: record.post_quantum,
     };
     let ends = [record.source, record.destination].map(|end| FlowEnd { port: None, ..end });
     (kind, ends, before, row)
@@ -119,6 +122,7 @@ pub(super) fn together(kind: Kind, ends: [FlowEnd; 2], before: Option<Before>, r
         policy: kind.policy,
         path: kind.path,
         relay: kind.relay,
+        post_quantum: kind.post_quantum,
         started_ms: row.last_ms.saturating_sub(row.lasted_ms).cast_unsigned(),
         last_ms: row.last_ms.cast_unsigned(),
     }

@@ -13,6 +13,7 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- define "nebula.image" -}}
 {{- with .root.Values.image.registry }}{{ . | trimSuffix "/" }}/{{ end -}}
 {{ .name }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
+{{- if .root.Values.image.registry }}{{ with index (.root.Values.image.digests | default dict) .name }}@{{ . }}{{ end }}{{ end }}
 {{- end }}
 
 {{- define "nebula.pullSecrets" -}}

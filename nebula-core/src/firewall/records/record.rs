@@ -42,6 +42,8 @@ pub struct FlowRecord {
     pub decision: Option<Arc<Decision>>,
     /// How its packets reach the peer.
     pub path: Option<FlowPath>,
+    /// Whether an ML-KEM exchange is behind the keys of the tunnel that it takes. Always `false` without a path.
+    pub is_post_quantum: bool,
 }
 
 /// What happened to a flow.

@@ -48,15 +48,16 @@ pub(super) enum State {
 
 /// The way that packets take to the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
-    Direct,
+pub(super) struct Way {
     /// Through the peer of this tunnel.
-    Relayed(LocalIndex),
+    pub(super) relay: Option<LocalIndex>,
+    pub(super) is_post_quantum: bool,
 }
 
 impl Way {
     pub(super) fn of(tunnel: &Tunnel) -> Option<Self> {
-        if tunnel.is_direct() { Some(Self::Direct) } else { tunnel.hop().map(|hop| Self::Relayed(hop.tunnel)) }
+        let relay = if tunnel.is_direct() { None } else { Some(tunnel.hop()?.tunnel) };
+        Some(Self { relay, is_post_quantum: tunnel.post_quantum })
     }
 }
 
