@@ -39,7 +39,7 @@ pub fn release_stack() {
         let here = (&raw const here).cast_mut();
         // The page below this one is for the frames of this function and of the call.
         let end = here.wrapping_byte_sub(here.addr() % page + page);
-        let below = end.addr().saturating_sub(lowest_of_stack().unwrap_or(end.addr()));
+        let below = end.addr().saturating_sub(lowest_of_stack().unwrap_or(usize::MAX));
         let len = below.min(DEEPEST) / page * page;
         // SAFETY: nothing that lives is below the stack pointer, and the range is of this thread's stack, or of the gap
         // that the kernel keeps free below that of the main thread (1 MiB), which is no mapping and so is passed over.
