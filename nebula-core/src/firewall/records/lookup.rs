@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::recorded::{Recorded, State};
+use super::recorded::{Recorded, State, Way};
 use super::ring::Read;
 use super::{FlowEvent, FlowPath, FlowRecord, Records, kind_of_refused};
 use crate::DropReason;
@@ -105,9 +105,9 @@ impl Recorded {
             State::Ended(end) => FlowEvent::Ended(end),
             State::Refused(reason) => FlowEvent::Refused(reason),
         };
-        let path = self.path.map(|way| match way.relay {
-            None => FlowPath::Direct,
-            Some(tunnel) => FlowPath::Relay((by.relay)(tunnel)),
+        let path = self.path.map(|way| match way {
+            Way::Direct { .. } => FlowPath::Direct,
+            Way::Relayed { hop, .. } => FlowPath::Relay((by.relay)(hop)),
         });
         let original = self.original.map(|original| *original).or_else(|| (by.original)(&self.flow));
         FlowRecord {
@@ -125,7 +125,7 @@ impl Recorded {
             is_in_audit: self.is_in_audit,
             decision: self.decision,
             path,
-            is_post_quantum: self.path.is_some_and(|way| way.is_post_quantum),
+            is_post_quantum: self.path.is_some_and(Way::is_post_quantum),
         }
     }
 }

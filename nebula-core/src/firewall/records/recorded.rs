@@ -48,16 +48,30 @@ pub(super) enum State {
 
 /// The way that packets take to the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Way {
-    /// Through the peer of this tunnel.
-    pub(super) relay: Option<LocalIndex>,
-    pub(super) is_post_quantum: bool,
+pub(super) enum Way {
+    Direct {
+        is_post_quantum: bool,
+    },
+    Relayed {
+        /// The relay's tunnel.
+        hop: LocalIndex,
+        is_post_quantum: bool,
+    },
 }
 
 impl Way {
     pub(super) fn of(tunnel: &Tunnel) -> Option<Self> {
-        let relay = if tunnel.is_direct() { None } else { Some(tunnel.hop()?.tunnel) };
-        Some(Self { relay, is_post_quantum: tunnel.post_quantum })
+        let is_post_quantum = tunnel.post_quantum;
+        if tunnel.is_direct() {
+            return Some(Self::Direct { is_post_quantum });
+        }
+        tunnel.hop().map(|hop| Self::Relayed { hop: hop.tunnel, is_post_quantum })
+    }
+
+    pub(super) const fn is_post_quantum(self) -> bool {
+        match self {
+            Self::Direct { is_post_quantum } | Self::Relayed { is_post_quantum, .. } => is_post_quantum,
+        }
     }
 }
 
@@ -87,4 +101,4 @@ impl Recorded {
 }
 
 // Each flow that goes on has one, which docs/flows.md counts.
-const _: () = assert!(size_of::<Recorded>() <= 160);
+const _: () = assert!(size_of::<Recorded>() <= 152 && size_of::<Option<Way>>() == 8);
