@@ -43,6 +43,7 @@ deny() {
 }
 # The second time in another folder, which no byte may tell.
 release() {
+  need ssh-keygen=openssh-client || return
   local version key work
   version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
   work=$(mktemp -d /var/tmp/nebula-release-job.XXXXXX) || return

@@ -147,7 +147,7 @@ pub(crate) fn read_bundle(directory: &Directory) -> Result<(String, Vec<Certific
 /// Returns an error if its certificate cannot be read.
 pub fn ca_curve(directory: &Directory) -> Result<Curve, AuthorityError> {
     // They are of one kind: a rollover makes the next CA like the present one.
-    Ok(read_bundle(directory)?.1.first().map_or(Curve::Curve25519, Certificate::curve))
+    Ok(read_bundle(directory)?.1.first().map_or(Curve::USUAL, Certificate::curve))
 }
 
 /// What no CA of the service can sign.

@@ -170,9 +170,9 @@ pub(crate) fn random_scalar() -> Result<Zeroizing<[u8; SECRET_LENGTH]>, Error> {
 }
 
 pub(crate) fn fill_random(bytes: &mut [u8]) -> Result<(), Error> {
-    #[cfg(feature = "fips")]
-    return aws_lc_rs::rand::fill(bytes).map_err(|error| Error::NoRandomness(error.to_string()));
-    #[cfg(not(feature = "fips"))]
+    if cfg!(feature = "fips") {
+        return aws_lc_rs::rand::fill(bytes).map_err(|error| Error::NoRandomness(error.to_string()));
+    }
     getrandom::fill(bytes).map_err(|error| Error::NoRandomness(format!("getrandom: {error}")))
 }
 

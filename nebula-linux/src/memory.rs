@@ -24,8 +24,8 @@ pub fn release_free_heap() {
     let _ = unsafe { libc::malloc_trim(0) };
 }
 
-/// Returns the pages of this thread's stack that deeper calls than this one used. Call it after work with a deep stack,
-/// such as startup or the exchange of post-quantum keys.
+/// Returns the pages of this thread's stack that deeper calls than this one used. Call it after work with a deep
+/// stack, such as startup or the exchange of post-quantum keys.
 #[inline(never)]
 pub fn release_stack() {
     #[cfg(target_os = "linux")]

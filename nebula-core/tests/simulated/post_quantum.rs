@@ -149,7 +149,7 @@ fn sent(net: &SimNet) -> Vec<Step> {
     net.flow().filter(|step| step.sender != "stranger").cloned().collect()
 }
 
-/// Whoever decides about each datagram between two hosts can keep them apart, and cannot have them do without the keys.
+/// An attacker who controls each datagram between two hosts can block them. Their tunnels still never lack the keys.
 #[test]
 fn whatever_is_done_to_the_first_six_datagrams_no_tunnel_is_without() {
     let mut tried = 0;

@@ -150,8 +150,8 @@ fn attributes(record: &FlowRecord, all: &mut Attributes<'_>) {
     if let Some(relay) = record.relay {
         all.address("nebula.relay.address", relay);
     }
-    if let Some(is) = record.post_quantum {
-        all.truth("nebula.post_quantum", is);
+    if let Some(post_quantum) = record.post_quantum {
+        all.boolean("nebula.post_quantum", post_quantum);
     }
 }
 
@@ -187,7 +187,7 @@ impl Attributes<'_> {
         encode_varint(value, self.0);
     }
 
-    fn truth(&mut self, key: &str, value: bool) {
+    fn boolean(&mut self, key: &str, value: bool) {
         self.head(key, 2);
         encode_key(BOOLEAN, WireType::Varint, self.0);
         encode_varint(value.into(), self.0);

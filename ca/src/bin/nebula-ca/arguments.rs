@@ -372,7 +372,10 @@ pub(super) enum CurveName {
 }
 
 impl CurveName {
-    const USUAL: Self = if cfg!(feature = "fips") { Self::P256 } else { Self::Curve25519 };
+    const USUAL: Self = match nebula_cert::Curve::USUAL {
+        nebula_cert::Curve::Curve25519 => Self::Curve25519,
+        nebula_cert::Curve::P256 => Self::P256,
+    };
 }
 
 impl Dir {
