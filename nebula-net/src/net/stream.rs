@@ -112,8 +112,8 @@ impl TcpStream {
     /// Returns [`WouldBlock`](io::ErrorKind::WouldBlock) if there is nothing at the moment, and an error if the stream
     /// has failed.
     pub fn try_read(&self, out: &mut [u8]) -> io::Result<usize> {
-        let read = self.inner.shared.with(|stack, now| stack.try_read(now, self.id, out))?;
-        read.ok_or_else(|| io::ErrorKind::WouldBlock.into())
+        let read = self.inner.shared.with(|stack, now| stack.try_take(now, self.id, out))?;
+        Ok(read.ok_or(io::ErrorKind::WouldBlock)?.finish(out))
     }
 
     /// Writes what there is room for, without waiting.
@@ -171,10 +171,10 @@ impl TcpStream {
     pub(crate) async fn read_shared(&self, out: &mut [u8]) -> io::Result<usize> {
         let read = wait_for(
             &self.inner.shared,
-            |stack, now, waiter| stack.poll_read(now, self.id, waiter, out),
+            |stack, now, waiter| stack.poll_take(now, self.id, waiter, out),
             |stack, ticket| stack.leave_read(self.id, ticket),
         );
-        Ok(read.await?)
+        Ok(read.await?.finish(out))
     }
 
     /// Writes as one of several who may do so at the same time.
@@ -193,7 +193,8 @@ impl TcpStream {
 
     pub(crate) fn poll_read_shared(&self, context: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let unfilled = out.initialize_unfilled();
-        let count = ready!(self.inner.shared.with(|stack, now| stack.poll_read(now, self.id, context, unfilled)))?;
+        let read = ready!(self.inner.shared.with(|stack, now| stack.poll_take(now, self.id, context, unfilled)))?;
+        let count = read.finish(unfilled);
         out.advance(count);
         Poll::Ready(Ok(()))
     }

@@ -42,11 +42,12 @@ use self::random::Secret;
 use self::shares::Shares;
 use self::timers::Timers;
 use crate::tcp::segment::{Header, MIN_HEADER};
-use crate::tcp::{Begin, Connection, Error, State, TcpOptions};
+use crate::tcp::{Begin, Chunks, Connection, Error, State, TcpOptions};
 
 pub use self::asked::Asked;
 pub use self::slots::Id;
 use self::slots::Slots;
+pub use self::sockets::Read;
 pub use self::udp::{Received, SendError};
 use self::waiters::Waiters;
 pub use self::waiters::{Ticket, Waiter};
@@ -164,6 +165,8 @@ pub struct Stack {
     idle: Waiters,
     /// Everything has ended.
     is_shut: bool,
+    /// Memory of the connections' queues.
+    chunks: Arc<Chunks>,
 }
 
 /// What a stack had to do because peers asked for much.
@@ -221,6 +224,7 @@ impl Stack {
             unfinished: 0,
             idle: Waiters::default(),
             is_shut: false,
+            chunks: Arc::default(),
         }
     }
 
@@ -249,6 +253,7 @@ impl Stack {
         self.time_wait.shrink_to_fit();
         self.opened.shrink_to_fit();
         self.asked.shrink_to_fit();
+        self.chunks.release();
     }
 
     /// What happened because peers asked for much.
@@ -478,6 +483,7 @@ impl Stack {
             timestamp_offset,
             epoch: self.epoch,
             mss: self.mss(flow.remote.ip()),
+            chunks: Arc::clone(&self.chunks),
         }
     }
 

@@ -10,7 +10,29 @@ use super::bindings::Listener;
 use super::entry::Stage;
 use super::waiters::{Ticket, Waiter};
 use super::{Flow, Id, Stack, names};
-use crate::tcp::{Error, Keepalive};
+use crate::tcp::{Data, Error, Keepalive};
+
+/// What was read: it is in the caller's memory, or was taken out of the connection and is still to be copied there.
+#[derive(Debug)]
+pub enum Read {
+    /// So many bytes are there.
+    Copied(usize),
+    /// These are to be copied.
+    Taken(Data),
+}
+
+impl Read {
+    /// Copies what was taken into the `out` that it was taken for; returns how many bytes were read.
+    ///
+    /// # Panics
+    /// If `out` is shorter than that.
+    pub fn finish(self, out: &mut [u8]) -> usize {
+        match self {
+            Self::Copied(count) => count,
+            Self::Taken(data) => data.copy_to(out),
+        }
+    }
+}
 
 impl Stack {
     /// Waits until a connection that this side opened is open.
@@ -57,13 +79,57 @@ impl Stack {
         let before = entry.connection.buffered();
         let read = entry.connection.read(now, out);
         if let Ok(Some(_)) = read {
-            self.peers.buffer(entry.peer, before, entry.connection.buffered());
-            // The window may be worth telling.
-            if entry.connection.wants_ack(now) {
-                self.settle(now, id);
-            }
+            self.note_read(now, id, before);
         }
         read
+    }
+
+    /// Like [`Stack::poll_read`], and leaves it to the caller to copy long data: call [`Read::finish`] with the same
+    /// `out` once others may use the stack.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn poll_take<'w>(
+        &mut self,
+        now: Instant,
+        id: Id,
+        waiter: impl Into<Waiter<'w>>,
+        out: &mut [u8],
+    ) -> Poll<Result<Read, Error>> {
+        let waiter = waiter.into();
+        match self.take(now, id, out.len()) {
+            Some(data) => waiter.served(Ok(Read::Taken(data))),
+            None => self.poll_read(now, id, waiter, out).map_ok(Read::Copied),
+        }
+    }
+
+    /// [`Stack::try_read`] in the manner of [`Stack::poll_take`].
+    ///
+    /// # Errors
+    /// As [`Stack::poll_read`].
+    pub fn try_take(&mut self, now: Instant, id: Id, out: &mut [u8]) -> Result<Option<Read>, Error> {
+        match self.take(now, id, out.len()) {
+            Some(data) => Ok(Some(Read::Taken(data))),
+            None => Ok(self.try_read(now, id, out)?.map(Read::Copied)),
+        }
+    }
+
+    fn take(&mut self, now: Instant, id: Id, max: usize) -> Option<Data> {
+        let entry = self.connections.get_mut(id)?;
+        let before = entry.connection.buffered();
+        let data = entry.connection.take(now, max)?;
+        self.note_read(now, id, before);
+        Some(data)
+    }
+
+    /// Data was read from a connection that had `before` bytes of it.
+    fn note_read(&mut self, now: Instant, id: Id, before: usize) {
+        let Some(entry) = self.connections.get(id) else { return };
+        self.peers.buffer(entry.peer, before, entry.connection.buffered());
+        // The window may be worth telling.
+        if entry.connection.wants_ack(now) {
+            self.settle(now, id);
+        }
     }
 
     /// Like [`Stack::poll_read`], and leaves the data there.

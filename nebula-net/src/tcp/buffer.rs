@@ -2,9 +2,12 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 
-/// Bytes in one piece of memory. A queue takes one piece more than it needs at most.
-const CHUNK: usize = 32 << 10;
+use super::chunks::{CHUNK, Chunks, Data};
+
+/// Chunks of less grow with what comes, so that small writes and small segments share one.
+const SMALL: usize = 4 << 10;
 
 /// Data that the peer has not acknowledged yet, by offset in the stream.
 #[derive(Debug)]
@@ -16,12 +19,13 @@ pub(crate) struct SendBuffer {
     /// Offset of the first byte that is still needed.
     start: u64,
     end: u64,
+    pool: Arc<Chunks>,
 }
 
 impl SendBuffer {
     /// An empty queue; the first byte to come has this offset.
-    pub(crate) fn new(start: u64) -> Self {
-        Self { chunks: VecDeque::new(), base: start, start, end: start }
+    pub(crate) fn new(start: u64, pool: Arc<Chunks>) -> Self {
+        Self { chunks: VecDeque::new(), base: start, start, end: start, pool }
     }
 
     /// Offset after the last byte.
@@ -39,7 +43,7 @@ impl SendBuffer {
             let room = match self.chunks.back() {
                 Some(last) if last.len() < CHUNK => CHUNK - last.len(),
                 _ => {
-                    self.chunks.push_back(Vec::new());
+                    self.chunks.push_back(if bytes.len() > SMALL { self.pool.take() } else { Vec::new() });
                     CHUNK
                 }
             };
@@ -54,12 +58,12 @@ impl SendBuffer {
     /// Frees everything before `offset`.
     pub(crate) fn release(&mut self, offset: u64) {
         self.start = offset.clamp(self.start, self.end);
+        while self.start - self.base >= CHUNK as u64 {
+            self.chunks.pop_front().into_iter().for_each(|chunk| self.pool.give(chunk));
+            self.base += CHUNK as u64;
+        }
         if self.start == self.end {
             (self.chunks, self.base) = (VecDeque::new(), self.end);
-        }
-        while self.start - self.base >= CHUNK as u64 {
-            self.chunks.pop_front();
-            self.base += CHUNK as u64;
         }
     }
 
@@ -78,7 +82,7 @@ impl SendBuffer {
 }
 
 /// Data in order that the program has not read yet.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct ReceiveBuffer {
     chunks: VecDeque<Vec<u8>>,
     /// Bytes of the first chunk that were read.
@@ -86,6 +90,7 @@ pub(crate) struct ReceiveBuffer {
     len: usize,
     /// Bytes of memory that the chunks take.
     memory: usize,
+    pool: Arc<Chunks>,
 }
 
 /// What a chunk takes beside its bytes.
@@ -96,6 +101,15 @@ fn cost(chunk: &Vec<u8>) -> usize {
 }
 
 impl ReceiveBuffer {
+    pub(crate) fn new(pool: Arc<Chunks>) -> Self {
+        Self { chunks: VecDeque::new(), read: 0, len: 0, memory: 0, pool }
+    }
+
+    /// Forgets everything.
+    pub(crate) fn clear(&mut self) {
+        *self = Self::new(Arc::clone(&self.pool));
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -110,15 +124,27 @@ impl ReceiveBuffer {
         self.chunks.iter().map(cost).sum()
     }
 
-    pub(crate) fn push(&mut self, bytes: &[u8]) {
+    /// Appends bytes that `following` more come after at once, for which there is room then without moving these.
+    pub(crate) fn push(&mut self, bytes: &[u8], following: usize) {
         self.len += bytes.len();
         match self.chunks.back_mut() {
-            Some(last) if last.len() + bytes.len() <= CHUNK => {
+            Some(last) if last.capacity() - last.len() >= bytes.len() => last.extend_from_slice(bytes),
+            Some(last) if last.len() + bytes.len() <= SMALL => {
                 self.memory -= cost(last);
                 last.extend_from_slice(bytes);
                 self.memory += cost(last);
             }
-            _ if !bytes.is_empty() => self.push_chunk(bytes.to_vec()),
+            _ if !bytes.is_empty() => {
+                // No chunk for a rest: its memory is charged to the peer.
+                let all = bytes.len() + following;
+                let mut chunk = if bytes.len() <= CHUNK && all >= CHUNK {
+                    self.pool.take()
+                } else {
+                    Vec::with_capacity(all.min(CHUNK.max(bytes.len())))
+                };
+                chunk.extend_from_slice(bytes);
+                self.push_chunk(chunk);
+            }
             _ => {}
         }
     }
@@ -130,11 +156,33 @@ impl ReceiveBuffer {
 
     /// Like [`ReceiveBuffer::push`], without a copy where that saves memory traffic.
     pub(crate) fn push_owned(&mut self, bytes: Vec<u8>) {
-        if bytes.len() < CHUNK / 8 {
-            return self.push(&bytes);
+        if bytes.len() < SMALL {
+            return self.push(&bytes, 0);
         }
         self.len += bytes.len();
         self.push_chunk(bytes);
+    }
+
+    /// Takes whole chunks, `max` bytes at most. Nothing if the first one has more.
+    pub(crate) fn take(&mut self, max: usize) -> (Data, usize) {
+        let (skip, mut len, mut chunks) = (self.read, 0, VecDeque::new());
+        if self.len <= max {
+            (chunks, len, self.memory) = (std::mem::take(&mut self.chunks), self.len, 0);
+        }
+        while let Some(first) = self.chunks.pop_front() {
+            let count = first.len() - if chunks.is_empty() { skip } else { 0 };
+            if len + count > max {
+                self.chunks.push_front(first);
+                break;
+            }
+            (len, self.memory) = (len + count, self.memory - cost(&first));
+            chunks.push_back(first);
+        }
+        if !chunks.is_empty() {
+            self.read = 0;
+        }
+        self.len -= len;
+        (Data { chunks, skip, pool: Arc::clone(&self.pool) }, len)
     }
 
     /// Moves bytes into `out`; returns how many.
@@ -149,7 +197,7 @@ impl ReceiveBuffer {
             self.read += count;
             if self.read == first.len() {
                 self.memory -= cost(first);
-                self.chunks.pop_front();
+                self.chunks.pop_front().into_iter().for_each(|chunk| self.pool.give(chunk));
                 self.read = 0;
             }
         }
@@ -183,7 +231,7 @@ mod tests {
 
     #[test]
     fn any_range_that_was_not_released_can_be_copied() {
-        let mut buffer = SendBuffer::new(1);
+        let mut buffer = SendBuffer::new(1, Arc::default());
         for (from, to) in [(1, 10), (10, 100_000), (100_000, 100_001), (100_001, 200_000)] {
             buffer.push(&pattern(from..to));
         }
@@ -204,10 +252,10 @@ mod tests {
 
     #[test]
     fn what_was_pushed_is_read_in_order() {
-        let mut buffer = ReceiveBuffer::default();
-        buffer.push(&pattern(0..10));
+        let mut buffer = ReceiveBuffer::new(Arc::default());
+        buffer.push(&pattern(0..10), 0);
         buffer.push_owned(pattern(10..70_000));
-        buffer.push(&pattern(70_000..70_003));
+        buffer.push(&pattern(70_000..70_003), 0);
         let mut all = Vec::new();
         let mut out = [0; 999];
         while buffer.len() > 0 {
@@ -225,8 +273,8 @@ mod tests {
 
     #[test]
     fn single_bytes_share_memory() {
-        let mut buffer = ReceiveBuffer::default();
-        (0..1000).for_each(|_| buffer.push(b"x"));
+        let mut buffer = ReceiveBuffer::new(Arc::default());
+        (0..1000).for_each(|_| buffer.push(b"x", 0));
         assert_eq!(buffer.chunks.len(), 1);
     }
 }

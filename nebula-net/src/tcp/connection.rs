@@ -6,6 +6,7 @@ mod transmission;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::chunks::{Chunks, Data};
 use super::path_mss::PathMss;
 use super::receive::Receiver;
 use super::segment::{Header, Options, TIMESTAMPS_LEN};
@@ -82,7 +83,11 @@ pub struct Connection {
     expires: Option<Instant>,
     challenges: Challenges,
     silence: Silence,
+    chunks: Arc<Chunks>,
 }
+
+/// Less is copied while nobody else uses the node.
+const WORTH_TAKING: usize = 4 << 10;
 
 #[derive(Debug)]
 struct Handshake {
@@ -133,6 +138,8 @@ pub struct Begin {
     pub epoch: Instant,
     /// Largest payload of a segment without options that the own MTU allows.
     pub mss: u16,
+    /// Where its queues have their memory from.
+    pub chunks: Arc<Chunks>,
 }
 
 impl Connection {
@@ -164,10 +171,12 @@ impl Connection {
     }
 
     fn new(now: Instant, begin: Begin, state: State, peer_initial: u32) -> Self {
-        let Begin { options, initial, timestamp_offset, epoch, mss } = begin;
-        let mut sender = Sender::new(now, initial, options.send_buffer, options.max_send_buffer);
+        let Begin { options, initial, timestamp_offset, epoch, mss, chunks } = begin;
+        let queue = (options.send_buffer, options.max_send_buffer);
+        let mut sender = Sender::new(now, initial, queue, Arc::clone(&chunks));
         (sender.no_delay, sender.user_timeout) = (options.no_delay, options.user_timeout);
-        let receiver = Receiver::new(now, peer_initial, options.receive_window, options.max_receive_window, mss.into());
+        let window = (options.receive_window, options.max_receive_window);
+        let receiver = Receiver::new(now, peer_initial, window, mss.into(), Arc::clone(&chunks));
         Self {
             state,
             sender,
@@ -183,6 +192,7 @@ impl Connection {
             challenges: Challenges { since: now, count: 0 },
             silence: Silence { heard: now, probes: 0, due: false },
             options,
+            chunks,
         }
     }
 
@@ -210,12 +220,12 @@ impl Connection {
         self.receiver.readable() > 0 || self.receiver.finished() || self.error.is_some() || self.state == State::Closed
     }
 
-    /// Whether [`Connection::write`] has a result.
+    /// Whether [`Connection::write`] has a result that is worth waking the program for.
     #[must_use]
     pub fn is_writable(&self) -> bool {
         match self.state {
             State::SynSent | State::SynReceived => self.error.is_some(),
-            State::Established | State::CloseWait => self.sender.room() > 0,
+            State::Established | State::CloseWait => self.sender.is_roomy(),
             _ => true,
         }
     }
@@ -237,6 +247,16 @@ impl Connection {
             return Ok(Some(self.receiver.read(now, rtt, out)));
         }
         self.nothing_to_read(out.is_empty())
+    }
+
+    /// Takes what can be read without a copy, `max` bytes at most. `None`: ask [`Connection::read`], because there is
+    /// nothing, or so little that a copy costs less.
+    pub fn take(&mut self, now: Instant, max: usize) -> Option<Data> {
+        if max.min(self.receiver.readable()) < WORTH_TAKING {
+            return None;
+        }
+        let (data, count) = self.receiver.take(now, self.sender.rtt(), max);
+        (count > 0).then_some(data)
     }
 
     /// Like [`Connection::read`], and leaves the data there.

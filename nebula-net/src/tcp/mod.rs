@@ -8,16 +8,20 @@
 //! | loss detection by time, tail loss probes | RFC 8985 |
 //! | retransmission timeout, undone if it was spurious | RFC 6298, RFC 3522 |
 //! | congestion window, slow start, rate reduction | RFC 9438, RFC 9406, RFC 6937 |
+//! | a window spread over the round trip (pacing), where that takes a millisecond or more | as Linux |
 //! | challenge acknowledgements | RFC 5961 |
 //! | a connection that follows one in TIME-WAIT, on either side | RFC 6191 |
 //! | the path's MTU by errors, and by timeouts where long packets vanish | RFC 1191, RFC 8201, RFC 4821 section 7.7 |
 //!
-//! A peer without selective acknowledgements is served by timeouts alone. Explicit congestion notification is left out.
+//! A peer without selective acknowledgements is served by timeouts alone. Explicit congestion notification is left out:
+//! marks of the underlay are not copied into the packets of a tunnel, so none of them would arrive.
 
 mod buffer;
+mod chunks;
 mod connection;
 mod cubic;
 mod options;
+mod pacer;
 mod path_mss;
 mod pieces;
 mod receive;
@@ -28,6 +32,7 @@ mod send;
 #[cfg(test)]
 mod tests;
 
+pub use chunks::{Chunks, Data};
 pub use connection::{Begin, Connection, Reaction, State};
 pub use options::{Keepalive, TcpOptions};
 pub(crate) use pieces::PIECE_COST;

@@ -2,9 +2,11 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::buffer::ReceiveBuffer;
+use super::chunks::{Chunks, Data};
 use super::pieces::Pieces;
 use super::segment::{SackBlocks, Space};
 
@@ -70,11 +72,17 @@ pub(crate) struct Taken {
 
 impl Receiver {
     /// For a peer that begins with this sequence number.
-    pub(crate) fn new(now: Instant, initial: u32, capacity: usize, max_capacity: usize, segment: usize) -> Self {
+    pub(crate) fn new(
+        now: Instant,
+        initial: u32,
+        (capacity, max_capacity): (usize, usize),
+        segment: usize,
+        pool: Arc<Chunks>,
+    ) -> Self {
         Self {
             space: Space { initial },
             next: 1,
-            in_order: ReceiveBuffer::default(),
+            in_order: ReceiveBuffer::new(pool),
             pieces: Pieces::default(),
             recent: VecDeque::new(),
             duplicate: None,
@@ -171,19 +179,21 @@ impl Receiver {
         }
         self.note_arrival(now, (self.next - before) as usize);
         if self.deaf {
-            self.in_order = ReceiveBuffer::default();
+            self.in_order.clear();
         }
         Taken { readable: self.next > before }
     }
 
-    fn push_in_order(&mut self, payload: &[&[u8]], mut skip: usize, mut room: usize) {
+    fn push_in_order(&mut self, payload: &[&[u8]], mut skip: usize, room: usize) {
+        let len: usize = payload.iter().map(|slice| slice.len()).sum();
+        let mut left = len.saturating_sub(skip).min(room);
         for slice in payload {
             let skipped = skip.min(slice.len());
             skip -= skipped;
             let slice = &slice[skipped..];
-            let slice = &slice[..slice.len().min(room)];
-            self.in_order.push(slice);
-            room -= slice.len();
+            let slice = &slice[..slice.len().min(left)];
+            left -= slice.len();
+            self.in_order.push(slice, left);
             self.next += slice.len() as u64;
         }
     }
@@ -311,6 +321,18 @@ impl Receiver {
     /// Lets the program read. The window grows with what it reads in a round-trip time.
     pub(crate) fn read(&mut self, now: Instant, rtt: Option<Duration>, out: &mut [u8]) -> usize {
         let count = self.in_order.read(out);
+        self.note_read(now, rtt, count);
+        count
+    }
+
+    /// Takes what can be had without a copy, `max` bytes at most; returns how many.
+    pub(crate) fn take(&mut self, now: Instant, rtt: Option<Duration>, max: usize) -> (Data, usize) {
+        let (data, count) = self.in_order.take(max);
+        self.note_read(now, rtt, count);
+        (data, count)
+    }
+
+    fn note_read(&mut self, now: Instant, rtt: Option<Duration>, count: usize) {
         self.measure.read += count;
         let period = rtt.unwrap_or(Duration::ZERO).max(MIN_MEASURE);
         let elapsed = now.saturating_duration_since(self.measure.since);
@@ -326,7 +348,6 @@ impl Receiver {
         if count > 0 && !self.finished() && left < (self.capacity / 2) as u64 && self.wanted_edge() > self.edge {
             self.ack.now = true;
         }
-        count
     }
 }
 
@@ -337,7 +358,7 @@ mod tests {
     fn receiver() -> (Receiver, Instant) {
         #[allow(clippy::disallowed_methods, reason = "where virtual time begins")]
         let now = Instant::now();
-        (Receiver::new(now, 0, 1000, 1000, 100), now)
+        (Receiver::new(now, 0, (1000, 1000), 100, Arc::default()), now)
     }
 
     fn read_all(receiver: &mut Receiver, now: Instant) -> Vec<u8> {

@@ -1,11 +1,14 @@
 //! The sending half of a connection: what may be sent when, what an acknowledgement changes, and the timers for loss.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Error;
 use super::buffer::SendBuffer;
+use super::chunks::Chunks;
 use super::cubic::Cubic;
+use super::pacer::{Pace, Pacer};
 use super::rtt::Rtt;
 use super::scoreboard::{Delivered, Scoreboard};
 use super::segment::Space;
@@ -26,6 +29,7 @@ pub(crate) struct Sender {
     buffer: SendBuffer,
     board: Scoreboard,
     congestion: Cubic,
+    pacer: Pacer,
     rtt: Rtt,
     /// Offset of the oldest byte that was not acknowledged.
     acknowledged: u64,
@@ -92,6 +96,8 @@ struct Timers {
     probe: Option<Instant>,
     /// For a probe of a closed window.
     persist: Option<Instant>,
+    /// Something may be sent, but not yet.
+    pace: Option<Instant>,
     /// A tail loss probe is to be sent, or was sent and not answered.
     probing: Probing,
     send_window_probe: bool,
@@ -128,12 +134,13 @@ pub(crate) struct Acknowledgement<'a> {
 }
 
 impl Sender {
-    pub(crate) fn new(now: Instant, initial: u32, capacity: usize, max_capacity: usize) -> Self {
+    pub(crate) fn new(now: Instant, initial: u32, (capacity, max_capacity): (usize, usize), pool: Arc<Chunks>) -> Self {
         Self {
             space: Space { initial },
-            buffer: SendBuffer::new(1),
+            buffer: SendBuffer::new(1, pool),
             board: Scoreboard::default(),
             congestion: Cubic::new(1),
+            pacer: Pacer::default(),
             rtt: Rtt::default(),
             acknowledged: 1,
             next: 1,
@@ -148,6 +155,7 @@ impl Sender {
                 reorder: None,
                 probe: None,
                 persist: None,
+                pace: None,
                 probing: Probing::No,
                 send_window_probe: false,
             },
@@ -205,9 +213,19 @@ impl Sender {
 
     /// Bytes that [`Sender::write`] takes now. The queue grows with the congestion window.
     pub(crate) fn room(&self) -> usize {
+        if self.fin { 0 } else { self.queue().saturating_sub(self.buffer.len()) }
+    }
+
+    /// Whether there is room enough to wake a program that waits for it: a third of the queue, as in Linux. With less,
+    /// each acknowledgement would wake it for a few segments.
+    pub(crate) fn is_roomy(&self) -> bool {
+        !self.fin && self.buffer.len() <= self.queue() / 3 * 2
+    }
+
+    /// Bytes that the queue holds.
+    fn queue(&self) -> usize {
         let wanted = usize::try_from(2 * self.congestion.window()).unwrap_or(usize::MAX);
-        let capacity = wanted.clamp(self.capacity, self.max_capacity);
-        if self.fin { 0 } else { capacity.saturating_sub(self.buffer.len()) }
+        wanted.clamp(self.capacity, self.max_capacity)
     }
 
     /// Queues as many bytes as there is room for; returns how many.
@@ -262,6 +280,17 @@ impl Sender {
         if in_flight == 0 || probe {
             allowance = allowance.max(segment);
         }
+        self.timers.pace = None;
+        if !probe && in_flight > 0 && allowance >= segment {
+            match self.pacer.allowance(now, self.pace()) {
+                Ok(paced) => allowance = allowance.min(paced.max(segment)),
+                Err(due) => {
+                    let waits = self.board.lost() > 0 || self.next < self.stream_end().min(self.window.edge);
+                    self.timers.pace = waits.then_some(due);
+                    return None;
+                }
+            }
+        }
         let whole = |bytes: u64| bytes.min(MAX_BURST as u64) / segment * segment;
         if self.board.lost() > 0 && allowance >= segment {
             let range = self.board.send_lost(now, whole(allowance))?;
@@ -282,6 +311,12 @@ impl Sender {
             return range.map(|range| self.note_sent(now, range));
         }
         None
+    }
+
+    fn pace(&self) -> Pace {
+        let window = self.congestion.window();
+        let rtt = self.rtt.smoothed().unwrap_or_default();
+        Pace { window, rtt, segment: self.segment as u64, slow_start: window < self.congestion.threshold() }
     }
 
     /// What of the data that was never sent may be sent with this budget of whole segments.
@@ -307,6 +342,7 @@ impl Sender {
 
     fn note_sent(&mut self, now: Instant, range: Range<u64>) -> Range<u64> {
         self.timers.last_sent = now;
+        self.pacer.sent(range.end - range.start);
         if let Some(recovery) = &mut self.recovery {
             recovery.sent += range.end - range.start;
         }
@@ -363,7 +399,7 @@ impl Sender {
     }
 
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.alarm().map(|(at, _)| at)
+        [self.alarm().map(|(at, _)| at), self.timers.pace].into_iter().flatten().min()
     }
 
     /// Does what is due. `timestamp` is what segments carry now.

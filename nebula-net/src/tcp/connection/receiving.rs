@@ -1,5 +1,6 @@
 //! What a segment from the peer does to a connection.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::{
@@ -64,9 +65,8 @@ impl Connection {
         self.timestamps.recent = (timestamps.map_or(0, |(value, _)| value), now);
         self.timestamps.last_ack = 1;
         self.handshake.peer_shift = window_scale;
-        let options = &self.options;
-        self.receiver =
-            Receiver::new(now, syn.sequence, options.receive_window, options.max_receive_window, self.segment());
+        let window = (self.options.receive_window, self.options.max_receive_window);
+        self.receiver = Receiver::new(now, syn.sequence, window, self.segment(), Arc::clone(&self.chunks));
         self.silence.heard = now;
     }
 
