@@ -1,6 +1,6 @@
 //! What people are told, as an Event on the pod or the node it concerns: what is wrong, and what to do about it.
 
-use nebula_cni_contract::instance_status::Status;
+use nebula_cni_contract::instance_status::{RefusedCaller, Status};
 use nebula_cni_contract::launch::Pod;
 use nebula_cni_plugin::enrolment::ANNOTATION;
 
@@ -11,6 +11,9 @@ use crate::reconcile::plan::Stranded;
 use crate::reconcile::repair::RepairError;
 use crate::rollout::plan::Told;
 use crate::rollout::state::Failure;
+
+/// Refusals of so many seconds are told of: as long as the same Event is not repeated.
+const LATELY: u64 = 600;
 
 /// One thing to tell.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -138,6 +141,24 @@ impl Notice {
             (left / 60).max(0)
         );
         Some(warning(pod, "NebulaCertificateExpiring", "Renew", note))
+    }
+
+    /// Peers were refused lately because they offer no post-quantum keys, which the pod's tunnel requires.
+    #[must_use]
+    pub fn not_post_quantum(pod: &Pod, status: &Status) -> Option<Self> {
+        let trouble = status.trouble.as_ref()?;
+        let is_meant = |word: &str, ago: u64| word == RefusedCaller::NOT_POST_QUANTUM && ago < LATELY;
+        let callers =
+            trouble.refused_callers.iter().filter(|it| is_meant(&it.reason, it.seconds_ago)).map(|it| &it.text);
+        let called = trouble.lost_peers.iter().filter(|it| is_meant(&it.refusal, it.seconds_ago)).map(|it| &it.cause);
+        let all: Vec<&String> = callers.chain(called).collect();
+        let note = format!(
+            "Peers that offer no post-quantum keys were refused, because pki.post_quantum is \"require\" for the pod ({} lately): \
+             {}. Give them this program, or set \"prefer\" in the chain entry.",
+            all.len(),
+            all.first()?
+        );
+        Some(warning(pod, "NebulaPeerNotPostQuantum", "Connect", note))
     }
 
     /// A network policy selects a pod, and nothing enforces it in the pod's tunnel.
@@ -310,6 +331,26 @@ mod tests {
         let well = status(r#"{"certificate":{"not_after":10000},"last_error":null}"#);
         assert_eq!(Notice::certificate_expiring(&pod(), &well, 9_000), None);
         assert_eq!(Notice::certificate_expiring(&pod(), &status("{}"), 9_000), None);
+    }
+
+    #[test]
+    fn peers_without_post_quantum_keys_are_told_of_in_both_directions() {
+        let told = |trouble: &str| {
+            let status = serde_json::from_str::<Status>(&format!(r#"{{"trouble":{trouble}}}"#)).unwrap();
+            Notice::not_post_quantum(&pod(), &status)
+        };
+        let caller = r#"{"from":"192.0.2.1:4242","reason":"not_post_quantum","text":"db does not offer ML-KEM","seconds_ago":5}"#;
+        let called = r#"{"peer":"10.42.0.2","cause":"the answer was refused","reason":"refused","refusal":"not_post_quantum","seconds_ago":5}"#;
+        let one = told(&format!(r#"{{"refused_callers":[{caller}]}}"#)).unwrap();
+        assert!(one.is_warning && one.note.contains("1 lately") && one.note.contains("db does not offer"), "{one:?}");
+        let both = told(&format!(r#"{{"refused_callers":[{caller}],"lost_peers":[{called}]}}"#)).unwrap();
+        assert!(both.note.contains("2 lately"), "{both:?}");
+        assert!(told(&format!(r#"{{"lost_peers":[{called}]}}"#)).is_some());
+        let long_ago = caller.replace("\"seconds_ago\":5", "\"seconds_ago\":600");
+        let other = caller.replace("not_post_quantum", "expired");
+        for nothing in [long_ago, other] {
+            assert_eq!(told(&format!(r#"{{"refused_callers":[{nothing}]}}"#)), None);
+        }
     }
 
     #[test]

@@ -126,6 +126,7 @@ mod tests {
             cause: "no answer".into(),
             reason: reason.into(),
             seconds_ago,
+            ..LostPeer::default()
         };
         let refused = |reason: &str| RefusedCaller {
             from: "192.0.2.1:4242".into(),

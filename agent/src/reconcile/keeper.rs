@@ -378,11 +378,10 @@ impl Keeper {
                 Protection::NotEnrolled => None,
                 Protection::OptedOut => Some(Notice::opted_out(pod)),
                 Protection::Undecided(why) => Some(Notice::undecided(pod, why)),
-                Protection::Protected => memory
-                    .observer
-                    .answers()
-                    .get(sandbox)
-                    .and_then(|status| Notice::certificate_expiring(pod, status, now)),
+                Protection::Protected => memory.observer.answers().get(sandbox).and_then(|status| {
+                    let expiring = Notice::certificate_expiring(pod, status, now);
+                    expiring.or_else(|| Notice::not_post_quantum(pod, status))
+                }),
                 Protection::Waiting(why) if why.is_empty() => None,
                 Protection::Waiting(why) => Some(Notice::no_certificate(pod, why)),
                 Protection::Closed(why) => Some(Notice::closed(pod, why)),

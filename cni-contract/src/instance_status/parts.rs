@@ -131,6 +131,9 @@ pub struct LostPeer {
     pub cause: String,
     /// The same as one word; empty if the instance is of an earlier release.
     pub reason: String,
+    /// Why its answer was refused, as [`RefusedCaller::reason`]; empty if none was.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub refusal: String,
     /// Since the last call.
     pub seconds_ago: u64,
 }
@@ -160,6 +163,11 @@ pub struct RefusedCaller {
     pub text: String,
     /// Since then.
     pub seconds_ago: u64,
+}
+
+impl RefusedCaller {
+    /// It does not offer post-quantum keys, which are required here.
+    pub const NOT_POST_QUANTUM: &str = "not_post_quantum";
 }
 
 /// A packet that was dropped, or would be if all network policies were enforced.

@@ -95,8 +95,13 @@ fn status_of(facts: &mut Facts, of: End) -> &mut Status {
 fn lost(facts: &mut Facts, reason: &str) {
     let status = status_of(facts, End::Source);
     status.tunnels.clear();
-    let lost =
-        LostPeer { peer: "10.244.0.2".to_owned(), cause: "why".to_owned(), reason: reason.to_owned(), seconds_ago: 9 };
+    let lost = LostPeer {
+        peer: "10.244.0.2".to_owned(),
+        cause: "why".to_owned(),
+        reason: reason.to_owned(),
+        seconds_ago: 9,
+        ..LostPeer::default()
+    };
     status.trouble.as_mut().unwrap().lost_peers.push(lost);
 }
 

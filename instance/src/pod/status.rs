@@ -280,6 +280,7 @@ fn trouble(now: Instant, diagnosis: &Diagnosis) -> Trouble {
         peer: attempt.peer.to_string(),
         cause: cause::of(attempt),
         reason: reason(cause::kind(attempt)).to_owned(),
+        refusal: attempt.refusal.as_ref().map(|refusal| refusal.reason.name().to_owned()).unwrap_or_default(),
         seconds_ago: ago(attempt.last),
     });
     let refused = diagnosis.callers.iter().map(|caller| RefusedCaller {
