@@ -43,7 +43,7 @@ impl SendBuffer {
             let room = match self.chunks.back() {
                 Some(last) if last.len() < CHUNK => CHUNK - last.len(),
                 _ => {
-                    self.chunks.push_back(if bytes.len() > SMALL { self.pool.take() } else { Vec::new() });
+                    self.chunks.push_back(if bytes.len() >= CHUNK { self.pool.take() } else { Vec::new() });
                     CHUNK
                 }
             };

@@ -28,6 +28,7 @@ pub(crate) struct Pace {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Pacer {
     tokens: f64,
+    /// `None` while the path is not paced: then the bucket is full when that begins.
     filled: Option<Instant>,
 }
 
@@ -35,6 +36,7 @@ impl Pacer {
     /// Bytes that may be sent now, or when to ask again.
     pub(crate) fn allowance(&mut self, now: Instant, pace: Pace) -> Result<u64, Instant> {
         if pace.rtt < MIN_RTT {
+            self.filled = None;
             return Ok(u64::MAX);
         }
         // As in Linux: twice the window in a round trip while it doubles, and later a fifth more than it.
@@ -51,9 +53,9 @@ impl Pacer {
         Err(now + Duration::from_secs_f64((wanted - self.tokens) / rate.max(1.0)).max(Duration::from_micros(1)))
     }
 
-    /// Bytes were sent.
+    /// Bytes were sent, also those that were not asked for. Of these a super-packet may be owed.
     pub(crate) fn sent(&mut self, bytes: u64) {
-        self.tokens -= bytes as f64;
+        self.tokens = (self.tokens - bytes as f64).max(-f64::from(u16::MAX));
     }
 }
 
@@ -96,5 +98,20 @@ mod tests {
         let pace = Pace { window: 10_000, rtt: MS / 2, segment: 1000, slow_start: true };
         assert_eq!(Pacer::default().allowance(now(), pace), Ok(u64::MAX));
         assert_eq!(Pacer::default().allowance(now(), Pace { rtt: 100 * MS, ..pace }), Ok(10_000));
+    }
+
+    #[test]
+    fn what_was_sent_while_the_path_was_short_is_not_owed_when_it_is_long() {
+        let pace = Pace { window: 1_000_000, rtt: MS / 2, segment: 1000, slow_start: false };
+        let (mut pacer, at) = (Pacer::default(), now());
+        for second in 0..100 {
+            assert_eq!(pacer.allowance(at + 1000 * MS * second, pace), Ok(u64::MAX));
+            pacer.sent(1_000_000_000);
+        }
+        let later = at + 100_000 * MS;
+        assert!(pacer.allowance(later, Pace { rtt: 100 * MS, ..pace }).is_ok_and(|bytes| bytes >= 10_000));
+        pacer.sent(1_000_000_000);
+        let due = pacer.allowance(later, Pace { rtt: 100 * MS, ..pace }).unwrap_err();
+        assert!(due < later + 10 * MS, "{:?}", due - later);
     }
 }
