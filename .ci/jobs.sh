@@ -60,6 +60,7 @@ advisories() { need python3=python3 && .ci/advisories selftest && .ci/advisories
 # With the programs of `images`.
 documents() { need python3=python3 /usr/lib/python3/dist-packages/yaml=python3-yaml && .ci/documents; }
 chart() { .ci/chart/check; }
+kubernetes() { need python3=python3 /usr/lib/python3/dist-packages/yaml=python3-yaml && .ci/kubernetes selftest && .ci/kubernetes; }
 conformance() { need python3=python3 && .ci/conformance && .ci/dependencies; }
 helm() { .ci/chart/check helm; }
 kube() { ./test kube; }

@@ -3,6 +3,8 @@
 mod choice;
 pub(crate) mod folder;
 pub(crate) mod meta;
+#[cfg(test)]
+mod primaries;
 pub(crate) mod primary;
 pub(crate) mod rewrites;
 

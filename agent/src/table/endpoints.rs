@@ -205,6 +205,16 @@ mod tests {
         assert_eq!(state(json!({"ready": false, "serving": false, "terminating": true})), EndpointState::NotReady);
     }
 
+    /// `.ci/kubernetes` holds the object against the API of each release from 1.33 on.
+    #[test]
+    fn a_slice_has_the_endpoints_that_the_api_server_shows() {
+        let object = serde_json::from_str(include_str!("../../tests/objects/endpointslice.json")).unwrap();
+        let [found] = &Slice::of_slice(&object)[..] else { panic!("one slice") };
+        assert_eq!((&*found.service, found.port_of("http", 6)), ("shop/web", Some(8080)));
+        let expected = [("10.244.1.7", EndpointState::Ready), ("10.244.2.7", EndpointState::Terminating)];
+        assert!(found.addresses().eq(expected.map(|(address, state)| (address.parse().unwrap(), state))));
+    }
+
     #[test]
     fn names_and_addresses_of_another_family_are_left_out() {
         assert!(slice("FQDN", json!([{"addresses": ["example.org"]}])).is_empty());

@@ -147,6 +147,10 @@ mod tests {
         let cidrs = |cidrs: Value| json!({"items": [{"spec": {"cidrs": cidrs}}]});
         server.put("/apis/networking.k8s.io/v1/servicecidrs", cidrs(json!(["10.43.0.0/16", "10.43.0.0/16", "x"])));
         assert_eq!(shown(&services(&client).await.unwrap()), "10.43.0.0/16");
+        // `.ci/kubernetes` holds it against the API of each release from 1.33 on.
+        let list = serde_json::from_str(include_str!("../../tests/objects/servicecidrs.json")).unwrap();
+        server.put("/apis/networking.k8s.io/v1/servicecidrs", list);
+        assert_eq!(shown(&services(&client).await.unwrap()), "10.96.0.0/12 10.112.0.0/16 fd00:96::/108");
         for bad in ["", "networking: {serviceSubnet: 10.96.0.0}", "networking: {}", "a: [", &"x".repeat(300_000)] {
             assert_eq!(of_kubeadm(&json!({"data": {"ClusterConfiguration": bad}})), None);
         }

@@ -317,6 +317,19 @@ mod tests {
         assert!(is_left_out(&mut rules, &pod("other", |_| {})), "the decision is remembered");
     }
 
+    /// `.ci/kubernetes` holds the object against the API of each release from 1.33 on.
+    #[test]
+    fn a_pod_with_a_sidecar_and_users_of_its_own_that_is_being_resized_is_one_like_others() {
+        let mut rules = rules(json!({"namespaces": ["shop"]})).describing();
+        let pod: Pod = serde_json::from_str(include_str!("../../tests/objects/pod.json")).unwrap();
+        let found = shown(&mut rules, &pod).unwrap();
+        assert_eq!(found.addresses, [Some("10.244.1.7".parse().unwrap()), Some("fd00:244:1::7".parse().unwrap())]);
+        assert_eq!((&*found.node, found.is_left_out, found.counts, found.is_host_network), ("n1", false, true, false));
+        let described = found.described.unwrap();
+        let ports: Vec<(&str, u16)> = described.ports.iter().map(|port| (port.name.as_str(), port.port)).collect();
+        assert_eq!(ports, [("admin", 9901), ("dns", 5353), ("http", 8080)], "that of the sidecar, none of what ended");
+    }
+
     #[test]
     fn a_pod_that_opted_out_is_left_out_and_one_that_cannot_be_decided_is_not() {
         let mut all = rules(json!({"optOut": true}));

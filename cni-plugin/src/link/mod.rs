@@ -13,4 +13,5 @@ pub mod masquerade;
 pub mod own_source;
 pub mod pod_link;
 pub mod service_choice;
+mod tcx;
 pub mod veth;

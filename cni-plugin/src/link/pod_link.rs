@@ -15,6 +15,7 @@ use nix::net::if_::if_indextoname;
 use nix::sys::socket::SockaddrStorage;
 
 use crate::link::host_route::{Routes, SystemRoutes};
+use crate::link::tcx;
 
 /// An Ethernet address.
 pub type Mac = [u8; 6];
@@ -73,8 +74,7 @@ impl Links for SystemLinks {
         let inside = in_namespace(&netns.file, || Ok((link(By::Name(ifname))?, addresses(ifname)?))).map_err(failed)?;
         let (Some(inside), addresses) = inside else { return Err(format!("the pod has no interface {ifname}")) };
         if inside.kind != "veth" {
-            let kind = if inside.kind.is_empty() { "a physical device" } else { &inside.kind };
-            return Err(format!("{ifname} of the pod is {kind} and no veth, so the node has no end of it for rules"));
+            return Err(no_veth(ifname, &inside.kind));
         }
         let mac = inside.mac.ok_or_else(|| format!("{ifname} of the pod has no Ethernet address"))?;
         let elsewhere = || format!("the other end of {ifname} is not in the network namespace of the plugin");
@@ -202,6 +202,21 @@ fn number_of(netns: &File) -> io::Result<Option<i32>> {
     Ok(number.map(i32::from_ne_bytes).filter(|number| *number >= 0))
 }
 
+/// Why there can be no rules for an interface of this kind.
+fn no_veth(ifname: &str, kind: &str) -> String {
+    match kind {
+        // Its programs run in the driver, and the node's end sees only what they leave.
+        "netkit" => format!(
+            "{ifname} of the pod is a netkit device, on which a program of eBPF (Cilium's, with bpf.datapathMode=netkit) \
+             takes the pod's frames before nf_tables sees them"
+        ),
+        _ => {
+            let kind = if kind.is_empty() { "a physical device" } else { kind };
+            format!("{ifname} of the pod is {kind} and no veth, so the node has no end of it for rules")
+        }
+    }
+}
+
 /// Returns the reason why frames of this link may bypass the rules: traffic control sees them first and can redirect
 /// them.
 fn passed_by(name: &str, index: u32) -> io::Result<Option<String>> {
@@ -219,7 +234,13 @@ fn passed_by(name: &str, index: u32) -> io::Result<Option<String>> {
             )));
         }
     }
-    Ok(None)
+    let programs = tcx::programs(index)?;
+    Ok((programs > 0).then(|| {
+        format!(
+            "traffic control on {name} (tcx, {programs} of eBPF's programs, as of an eBPF data path) takes the pod's frames \
+             before nf_tables sees them"
+        )
+    }))
 }
 
 fn addresses(name: &str) -> io::Result<Vec<IpNet>> {
@@ -262,6 +283,18 @@ mod tests {
         assert!(!SystemLinks.is_there("lo", 1).unwrap());
         assert!(!SystemLinks.is_there("lo", u32::MAX >> 1).unwrap());
         assert_eq!(passed_by("lo", 1).unwrap(), None);
+    }
+
+    #[test]
+    fn a_device_without_an_end_for_rules_is_named_with_the_reason() {
+        assert_eq!(
+            no_veth("eth0", "macvlan"),
+            "eth0 of the pod is macvlan and no veth, so the node has no end of it for rules"
+        );
+        assert!(no_veth("eth0", "").contains("a physical device and no veth"));
+        let netkit = no_veth("eth0", "netkit");
+        assert!(netkit.starts_with("eth0 of the pod is a netkit device, on which a program of eBPF"), "{netkit}");
+        assert!(!netkit.contains("no veth"), "its node's end is there: {netkit}");
     }
 
     #[test]

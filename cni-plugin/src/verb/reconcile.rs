@@ -75,18 +75,34 @@ fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> R
     // A damaged record names no pod; its instance ends with the pod's namespace, or DEL removes it.
     let Ok(Found::Record(record)) = Record::load(path) else { return Ok(()) };
     let files = Files::new(state_dir, &record.key());
-    if is_well(&record, &files, depth, host) {
-        return Ok(());
+    if !is_well(&record, &files, depth, host) {
+        repair(path, &files, depth, host)?;
     }
+    if depth == Depth::Thorough {
+        let pod = &record.target.pod;
+        all_is_seen(&record, host).map_err(|why| format!("pod {}/{}: {why}", pod.namespace, pod.name))?;
+    }
+    Ok(())
+}
+
+/// Whether the rules on a pod's link see all of its frames, also after what came to the link later. Nobody but the
+/// operator can do anything about it.
+fn all_is_seen(record: &Record, host: &Host<'_>) -> Result<(), String> {
+    let isolated = record.guard.iter().map(|guard| (&guard.link, guard.index));
+    let captured = record.capture.iter().map(|capture| (&capture.guard.link, capture.guard.index));
+    isolated.chain(captured).try_for_each(|(link, index)| host.links.is_there(link, index).map(drop))
+}
+
+fn repair(path: &Path, files: &Files, depth: Depth, host: &Host<'_>) -> Result<(), String> {
     // Whoever holds the lock is working on the attachment.
-    let Ok(lock) = Lock::acquire(&files, host.clock, Deadline::after(host.clock, Duration::ZERO)) else {
+    let Ok(lock) = Lock::acquire(files, host.clock, Deadline::after(host.clock, Duration::ZERO)) else {
         return Ok(());
     };
     let Ok(Found::Record(mut record)) = Record::load(path) else { return Ok(()) };
     let pod = record.target.pod.clone();
     let named = |problem: String| format!("pod {}/{}: {problem}", pod.namespace, pod.name);
     if !has_namespace(&record, host) {
-        detach(&files, host).map_err(|e| named(e.to_string()))?;
+        detach(files, host).map_err(|e| named(e.to_string()))?;
         lock.remove();
         return Ok(());
     }
@@ -107,9 +123,9 @@ fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> R
         installed.map_err(|e| named(format!("cannot capture its traffic: {e}")))?;
     }
     if record.is_upgrading {
-        upgrade::tidy_up(&mut record, &files, host).map_err(named)?;
+        upgrade::tidy_up(&mut record, files, host).map_err(named)?;
     }
-    if record.state == State::Intent || is_well(&record, &files, depth, host) {
+    if record.state == State::Intent || is_well(&record, files, depth, host) {
         return Ok(());
     }
     let supervisor = host.supervisor(record.supervisor);
@@ -125,7 +141,7 @@ fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> R
     let description = format!("Nebula tunnel of pod {}/{}", record.target.pod.namespace, record.target.pod.name);
     let launch = Launch {
         instance: &instance,
-        files: &files,
+        files,
         netns: &netns,
         description: &description,
         budget: RESTART_TIMEOUT,
@@ -135,7 +151,7 @@ fn attachment(state_dir: &Path, path: &Path, depth: Depth, host: &Host<'_>) -> R
     let mut started = |process| {
         (record.process, record.predecessor) = (process, None);
         record.restarts = Some(restarts.and_one(now));
-        record.save(&files)
+        record.save(files)
     };
     supervisor.restart(&launch, host.clock, &mut started).map_err(|failure| format!("{description}: {failure}"))
 }

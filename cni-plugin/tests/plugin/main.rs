@@ -14,6 +14,7 @@ mod fake_instance;
 mod gc_and_status;
 mod harness;
 mod killed;
+mod primaries;
 mod primary;
 mod reconcile;
 mod second_interface;

@@ -54,6 +54,36 @@ fn two_pods_on_two_nodes_talk_over_the_overlay_and_leave_nothing() {
 
 #[test]
 #[ignore = "needs root, network namespaces and a release build"]
+fn a_pod_with_users_of_its_own_has_a_tunnel_and_leaves_nothing() {
+    let mut cluster = Cluster::new();
+    let mut node = cluster.node("n1", "1.0.0");
+    let web = cluster.world.namespace_with_users("web");
+    cluster.world.namespace("db");
+    let owner = |namespace: &str| {
+        let ask =
+            "import fcntl, os, sys; print(os.fstat(fcntl.ioctl(open('/run/netns/' + sys.argv[1]), 0xb701)).st_ino)";
+        world::run("python3", &["-c", ask, namespace])
+    };
+    assert_ne!(owner(&web), owner(&cluster.world.namespace_of("db")), "the users are not those of the node");
+    node.conf["plugins"][1]["overlay"] = serde_json::json!(["10.42.0.0/16"]);
+    for isolate in [false, true] {
+        node.conf["plugins"][1]["isolate"] = isolate.into();
+        for pod in ["web", "db"] {
+            node.chain_ok(&cluster.world, "add", pod);
+        }
+        cluster.world.ping("web", &node.overlay("db"), SOON);
+        cluster.world.ping("db", &node.overlay("web"), SOON);
+        cluster.world.transfer("web", "db", node.overlay("db").parse().expect("an address"), 1_000_000);
+        node.chain_ok(&cluster.world, "check", "web");
+        assert_eq!(node.capabilities("web"), Vec::<String>::new());
+        node.delete_pods(&cluster.world, &["web", "db"]);
+        assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
+    }
+    assert_eq!(links(&web), ["lo"]);
+}
+
+#[test]
+#[ignore = "needs root, network namespaces and a release build"]
 fn two_pods_on_one_node_talk_over_the_overlay() {
     let mut cluster = Cluster::new();
     let node = cluster.node("n1", "0.3.1");

@@ -82,6 +82,30 @@ impl World {
         full
     }
 
+    /// Like [`World::namespace`], with users of its own, none of whom is one of the node: as runtimes make it for a pod with
+    /// `hostUsers: false`.
+    pub fn namespace_with_users(&mut self, name: &str) -> String {
+        let full = self.namespace_of(name);
+        let mut pod = Command::new("unshare")
+            .args(["--user", "--net", "sh", "-c", "echo there; read -r _"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("unshare runs");
+        let mut there = [0; 6];
+        pod.stdout.as_mut().expect("a pipe").read_exact(&mut there).expect("it is there");
+        for map in ["uid_map", "gid_map"] {
+            std::fs::write(format!("/proc/{}/{map}", pod.id()), "0 100000 65536").expect("its users");
+        }
+        run("ip", &["netns", "attach", &full, &pod.id().to_string()]);
+        self.namespaces.push(full.clone());
+        // It ends with its input.
+        drop(pod.stdin.take());
+        let _ = pod.wait();
+        run("ip", &["-n", &full, "link", "set", "lo", "up"]);
+        full
+    }
+
     /// Adds a host on the switch and returns its underlay address (192.0.2.0/24).
     pub fn host(&mut self, name: &str) -> Ipv4Addr {
         let namespace = self.namespace(name);

@@ -4,9 +4,9 @@
 mod answers;
 mod clear;
 mod cost;
-mod refused;
+pub(crate) mod refused;
 mod services;
-mod site;
+pub(crate) mod site;
 
 use site::{Pod, Primary, Site, ip, run};
 

@@ -74,7 +74,7 @@ fn no_frame_of_a_raw_socket_carries_a_payload_to_another_captured_pod() {
 }
 
 /// Sends a datagram with the mark of what stays on the primary network, and returns whether it arrived.
-fn arrives(site: &Site, from: &str, to: &str, at: &str, listen: &str) -> bool {
+pub(crate) fn arrives(site: &Site, from: &str, to: &str, at: &str, listen: &str) -> bool {
     let server = site.at(at, || UdpSocket::bind((listen, 7000))).unwrap();
     server.set_read_timeout(Some(std::time::Duration::from_millis(400))).unwrap();
     let client = site.at(from, || UdpSocket::bind("0.0.0.0:0")).unwrap();

@@ -61,22 +61,9 @@ pub(crate) const OTHER_NODE: &str = "192.0.2.2";
 
 impl Site {
     pub(crate) fn new(primary: Primary) -> Self {
-        let id = format!("nc{}-{}", process::id(), SITES.fetch_add(1, Ordering::Relaxed));
-        let mut node = Node::new();
-        node.entry["overlay"] = json!(["10.244.0.0/16", "fd00:244::/32"]);
-        node.entry["capture"] = json!({"services": ["10.96.0.0/12"]});
-        let mut site = Self { node, primary, id, namespaces: Vec::new() };
-        let (here, there) = (site.namespace("node"), site.namespace("other"));
-        for switch in ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"] {
-            site.inside("node", &["sysctl", "-qw", &format!("{switch}=1")]);
-        }
-        ip(&["-n", &here, "link", "add", "under", "type", "veth", "peer", "name", "under", "netns", &there]);
-        for (namespace, address) in [(&here, "192.0.2.1/24"), (&there, "192.0.2.2/24")] {
-            ip(&["-n", namespace, "addr", "add", address, "dev", "under"]);
-            ip(&["-n", namespace, "link", "set", "under", "up"]);
-        }
+        let site = Self::bare(primary);
+        let (here, there) = (site.namespace_of("node"), site.namespace_of("other"));
         ip(&["-n", &here, "route", "add", "10.244.2.0/24", "via", "192.0.2.2"]);
-        ip(&["-n", &here, "route", "add", "default", "via", "192.0.2.2"]);
         ip(&["-n", &there, "route", "add", "10.244.1.0/24", "via", "192.0.2.1"]);
         // Pods of the other node: one that is enrolled, one that is not.
         for address in [REMOTE, "10.244.2.9"] {
@@ -95,6 +82,31 @@ impl Site {
             }
         }
         site
+    }
+
+    /// The two nodes, without anything of pods.
+    pub(crate) fn bare(primary: Primary) -> Self {
+        let id = format!("nc{}-{}", process::id(), SITES.fetch_add(1, Ordering::Relaxed));
+        let mut node = Node::new();
+        node.entry["overlay"] = json!(["10.244.0.0/16", "fd00:244::/32"]);
+        node.entry["capture"] = json!({"services": ["10.96.0.0/12"]});
+        let mut site = Self { node, primary, id, namespaces: Vec::new() };
+        let (here, there) = (site.namespace("node"), site.namespace("other"));
+        for switch in ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"] {
+            site.inside("node", &["sysctl", "-qw", &format!("{switch}=1")]);
+        }
+        ip(&["-n", &here, "link", "add", "under", "type", "veth", "peer", "name", "under", "netns", &there]);
+        for (namespace, address) in [(&here, "192.0.2.1/24"), (&there, "192.0.2.2/24")] {
+            ip(&["-n", namespace, "addr", "add", address, "dev", "under"]);
+            ip(&["-n", namespace, "link", "set", "under", "up"]);
+        }
+        ip(&["-n", &here, "route", "add", "default", "via", "192.0.2.2"]);
+        site
+    }
+
+    /// A pod to which no primary has given anything.
+    pub(crate) fn empty_pod(&mut self, name: &str) -> Pod {
+        Pod { name: name.to_owned(), netns: self.namespace(name), number: 0 }
     }
 
     /// Routes of both families to two pods that are not enrolled, 10.244.2.9 and fd00:244:2::9, and to the other node.
@@ -170,18 +182,19 @@ impl Site {
 
     /// Calls the plugin for a pod, in the node's namespace.
     pub(crate) fn call(&self, verb: &str, pod: &Pod) -> Answer {
-        wait(self.spawn(verb, pod))
+        self.call_after(verb, pod, self.result(pod))
     }
 
-    fn spawn(&self, verb: &str, pod: &Pod) -> Child {
+    /// The same after a primary plugin with another result.
+    pub(crate) fn call_after(&self, verb: &str, pod: &Pod, result: Value) -> Answer {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.namespace_of("node"), PLUGIN]);
-        self.start(command, verb, pod)
+        wait(self.start(command, verb, pod, result))
     }
 
-    fn start(&self, mut command: Command, verb: &str, pod: &Pod) -> Child {
+    fn start(&self, mut command: Command, verb: &str, pod: &Pod, result: Value) -> Child {
         let mut entry = self.node.entry.clone();
-        entry["prevResult"] = self.result(pod);
+        entry["prevResult"] = result;
         let id = format!("{}-{}", self.id, pod.name);
         let args = format!("K8S_POD_UID={id};K8S_POD_NAME={};K8S_POD_NAMESPACE=shop", pod.name);
         let mut child = command
@@ -201,7 +214,7 @@ impl Site {
     pub(crate) fn attach(&self, pod: &Pod) -> Answer {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.namespace_of("node"), PLUGIN, "attach"]);
-        wait(self.start(command, "ADD", pod))
+        wait(self.start(command, "ADD", pod, self.result(pod)))
     }
 
     /// Gives a pod its capture, and a device that nobody reads, with the routes that an instance makes.
