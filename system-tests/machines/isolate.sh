@@ -29,7 +29,7 @@ else
   wait_for 20 ping_from node "$(address closed)"
   on node nft flush ruleset
   ! chain check closed || fail "CHECK does not miss the rules"
-  has rules "$D/closed.result" || fail "CHECK says: $(<"$D/closed.result")"
+  has rules "$D/closed.check" || fail "CHECK says: $(<"$D/closed.check")"
   must del closed
 fi
 must del open

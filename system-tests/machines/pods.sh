@@ -38,27 +38,27 @@ entry() {
       {type: "bridge", bridge: "cni0", isGateway: true, ipam: {type: "host-local", dataDir: ($d + "/ipam"),
         ranges: [[{subnet: $subnet}]], routes: [{dst: "0.0.0.0/0"}]}},
       ({type: "nebula-cni-plugin", supervisor: "direct", instance: ($bin + "/nebula-cni-instance"), stateDir: ($d + "/state"),
-        overlay: ["10.42.0.0/16"], timeoutSeconds: 90,
+        overlay: ["10.42.0.0/16"], timeoutSeconds: 60,
         ca: {url: "https://192.0.2.1:8443", tlsCaFile: ($d + "/ca/tls.crt"), tokenFile: ($d + "/ca/node.token")},
         nebula: {static_host_map: {($lighthouse): ["192.0.2.1:4242"]}, lighthouse: {hosts: [$lighthouse]},
           firewall: {outbound: [{port: "any", proto: "any", host: "any"}], inbound: [{port: "any", proto: "any", host: "any"}]}}}
         + $more)]}' >"$D/net.conflist"
 }
-# chain VERB POD: the result is in POD.result, what went wrong as well.
+# chain VERB POD: what the chain answers is in POD.VERB, its complaints are in POD.errors.
 chain() {
   [[ -e /run/netns/$2 ]] || ip netns add "$2"
   nsenter --net=/run/netns/node "$TOOLS/cni-chain.py" --conf "$D/net.conflist" --path "$D/bin" --cache "$D/cache" --id "$2" \
-    --netns "/run/netns/$2" --pod "shop/$2/uid-$2" --timeout 150 "$1" >"$D/$2.result" 2>"$D/$2.errors"
+    --netns "/run/netns/$2" --pod "shop/$2/uid-$2" --timeout 150 "$1" >"$D/$2.$1" 2>"$D/$2.errors"
 }
-must() { chain "$@" || fail "$* : $(<"$D/$2.result") $(<"$D/$2.errors") $(find "$D/state" -name '*.log' -exec tail -n 5 {} +)"; }
+must() { chain "$@" || fail "$* : $(<"$D/$2.$1") $(<"$D/$2.errors") $(find "$D/state" -name '*.log' -exec tail -n 5 {} + || true)"; }
 # refused POD CODE TEXT...: ADD fails with this code, says these texts, and leaves nothing.
 refused() {
   local pod=$1 code=$2 text
   shift 2
   ! chain add "$pod" || fail "ADD of $pod succeeds"
-  seen "ADD of $pod: $(jq -r '"code \(.code), \(.msg), \(.details)"' "$D/$pod.result")"
-  jq -e --argjson code "$code" '.code == $code' "$D/$pod.result" >/dev/null || fail "not code $code: $(<"$D/$pod.result")"
-  for text; do has "$text" "$D/$pod.result" || fail "not said: $text: $(<"$D/$pod.result")"; done
+  seen "ADD of $pod: $(jq -r '"code \(.code), \(.msg), \(.details)"' "$D/$pod.add")"
+  jq -e --argjson code "$code" '.code == $code' "$D/$pod.add" >/dev/null || fail "not code $code: $(<"$D/$pod.add")"
+  for text; do has "$text" "$D/$pod.add" || fail "not said: $text: $(<"$D/$pod.add")"; done
   must del "$pod"
   nothing_stays
 }
@@ -68,9 +68,9 @@ nothing_stays() {
   [[ -z $left ]] || fail "left: $left"
   ! pgrep -f "^$BIN/nebula-cni-instance" >/dev/null || fail "an instance is left"
 }
-address() { jq -r '.ips[0].address | split("/")[0]' "$D/$1.result"; }
-inside_mac() { jq -r '.interfaces[] | select(.sandbox != "" and .sandbox != null) | .mac' "$D/$1.result" | head -n 1; }
-link_of() { jq -r '[.interfaces[] | select((.sandbox // "") == "" and .name != "cni0")][0].name' "$D/$1.result"; }
+address() { jq -r '.ips[0].address | split("/")[0]' "$D/$1.add"; }
+inside_mac() { jq -r '.interfaces[] | select(.sandbox != "" and .sandbox != null) | .mac' "$D/$1.add" | head -n 1; }
+link_of() { jq -r '[.interfaces[] | select((.sandbox // "") == "" and .name != "cni0")][0].name' "$D/$1.add"; }
 
 # sends FROM TO: frames of every kind from a pod; prints the names of those that arrived on the node, on the other pod or outside.
 sends() {
@@ -81,7 +81,7 @@ sends() {
     mkfifo "$D/end$n"
     on "$3" /usr/bin/python3 "$TOOLS/frames.py" listen "$4" <"$D/end$n" >"$D/heard$n" &
     listeners+=($!)
-    eval "exec $((10 + n))>\"$D/end$n\""
+    eval "exec $((10 + n))<>\"$D/end$n\""
     n=$((n + 1))
   done
   for n in 0 1 2; do wait_for 60 has ready "$D/heard$n"; done
@@ -93,5 +93,5 @@ sends() {
   exec 10>&- 11>&- 12>&-
   wait "${listeners[@]}"
   rm "$D"/end?
-  tail -qn +2 "$D"/heard? | jq -r '.[][0]' | sort -u
+  tail -qn +2 "$D"/heard? | jq -r '.[][0]' | tr -d '\0' | sort -u
 }

@@ -136,6 +136,6 @@ timeout "${VM_LIMIT:-600}" qemu-system-x86_64 -accel tcg -cpu max -m "${VM_MEMOR
   -virtfs "local,path=$files,mount_tag=host,security_model=none,readonly=on,multidevs=remap" "${shares[@]}" \
   ${VM_MONITOR:+-qmp "unix:$VM_MONITOR,server=on,wait=off"} \
   -kernel "$kernel/vmlinuz" -initrd "$work/initrd" -append "console=ttyS0 quiet panic=-1 no_timer_check rdinit=/init ${VM_APPEND-}" </dev/null |
-  tr -d '\r' | sed -u 's/\x1b\[[0-9;?]*[a-zA-Z]//g; s/\x1bc//g' | tee "$work/log"
+  sed -u 's/\r//g; s/\x1b\[[0-9;?]*[a-zA-Z]//g; s/\x1bc//g' | tee "$work/log"
 status=$(sed -n 's/^vm: rc \([0-9]*\).*/\1/p' "$work/log" | tail -n 1)
 exit "${status:-125}"
