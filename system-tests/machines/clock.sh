@@ -10,7 +10,7 @@ set_clock $((3 * day))
 host a 1 && host b 2
 start a && start b
 wait_for 60 ping_from a 10.77.0.2
-tunnel() { ctl "$1" --json tunnel "$2" | jq -ce '[.. | objects | .local_index? // empty]'; }
+tunnel() { ctl "$1" --json tunnel "$2" | jq -ce '[.tunnels[] | .local_index | numbers] | select(. != [])'; }
 first=$(tunnel a 10.77.0.2)
 for by in "$day" "-$day" "-$day" "$day"; do
   on a ping -i0.5 -c12 -W3 10.77.0.2 >"$D/pings" &

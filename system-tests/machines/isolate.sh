@@ -10,8 +10,9 @@ must add other
 seen "ADD took $((SECONDS - begun)) s"
 must check open
 wait_for 60 ping_from open "$LIGHTHOUSE"
-group=$(find /sys/fs/cgroup/nebula-cni -name memory.max | head -n 1)
-[[ -n $group && $(<"$group") == $((32 << 20)) ]] || fail "no control group with a limit of 32 MiB: ${group:-none}"
+groups=$(grep -rlx --include=memory.max "$((32 << 20))" /sys/fs/cgroup || true)
+for group in $groups; do cat "${group%/*}/cgroup.procs"; done >"$D/limited"
+(($(wc -w <"$D/limited") == 2)) || fail "not two instances with a limit of 32 MiB: $groups"
 # The listeners are not deaf: without isolation frames arrive.
 arrived=$(sends open other | tr '\n' ' ')
 [[ $arrived == *udp* && $arrived == *mpls* ]] || fail "of a pod without isolation only these arrive: $arrived"

@@ -2,6 +2,8 @@
 # shellcheck shell=bash disable=SC2034,SC2119,SC2154
 set -eEuo pipefail
 trap 'fail "line $LINENO: $BASH_COMMAND"' ERR
+# The console, also where the output of a function is taken.
+exec 3>&1
 # shellcheck disable=SC2154 # the driver sets SUITE (the Debian release of the kernel) and BIN (the folder of the programs)
 TOOLS=${BASH_SOURCE[0]%/*}/../../tests/tools
 declare -A pid
@@ -12,14 +14,16 @@ export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 fail() {
   local log
   trap - ERR
-  echo "FAILED: $*"
-  for log in "$D"/*.log "$D"/*/*.log; do
-    [[ ! -s $log ]] || { echo "--- ${log#"$D"/}" && tail -n 12 "$log" | cut -c1-300; }
-  done
+  {
+    echo "FAILED: $*"
+    for log in "$D"/*.log "$D"/*/*.log "$D"/*/*/*.log; do
+      [[ ! -s $log ]] || { echo "--- ${log#"$D"/}" && tail -n 12 "$log" | cut -c1-300; }
+    done
+  } >&3
   exit 1
 }
 # What was found out, for whoever reads the output.
-seen() { echo "seen: $*"; }
+seen() { echo "seen: $*" >&3; }
 
 # wait_for SECONDS COMMAND...: until the command succeeds.
 wait_for() {

@@ -9,13 +9,13 @@ host first 9
 on first iptables-legacy -A INPUT -p tcp --dport 9999 -j DROP
 [[ $(on first iptables-legacy -S INPUT) == *"--dport 9999 -j DROP"* ]] || fail "iptables-legacy does not work"
 ! on first nft list ruleset 2>/dev/null || fail "nft works"
-town
+town same
 entry
 must add open
 must check open
 wait_for 60 ping_from open "$LIGHTHOUSE"
 must del open
-entry '{"isolate": true}'
+entry '{"isolate": {"dns": ["192.0.2.1"]}}'
 refused closed 115 "cannot isolate the pod" "nf_tables"
-entry '{"capture": {"ranges": ["10.42.0.0/16"]}, "overlay": ["10.42.0.0/16"]}'
+entry '{"capture": {"ranges": ["10.42.0.0/16"]}}'
 refused captured 118 "capture" "nf_tables"

@@ -59,14 +59,18 @@ refused() {
   seen "ADD of $pod: $(jq -r '"code \(.code), \(.msg), \(.details)"' "$D/$pod.add")"
   jq -e --argjson code "$code" '.code == $code' "$D/$pod.add" >/dev/null || fail "not code $code: $(<"$D/$pod.add")"
   for text; do has "$text" "$D/$pod.add" || fail "not said: $text: $(<"$D/$pod.add")"; done
+  nothing_stays "$pod"
   must del "$pod"
-  nothing_stays
 }
+# nothing_stays [POD]: no record, no rules and no instance, of this pod or of any.
 nothing_stays() {
   local left
-  left=$(find "$D/state" -type f 2>/dev/null | grep -v -e /programs/ -e '/\.' || true)
+  left=$(find "$D/state/machines" -mindepth 1 -name "${1-}*" ! -name '*.lock' ! -name released 2>/dev/null || true)
   [[ -z $left ]] || fail "left: $left"
-  ! pgrep -f "^$BIN/nebula-cni-instance" >/dev/null || fail "an instance is left"
+  [[ -n ${1-} ]] && return
+  ! on node nft list tables 2>/dev/null | grep nebula || fail "rules are left"
+  ended() { ! pgrep -f "/nebula-cni-instance" >/dev/null; }
+  wait_for 30 ended
 }
 address() { jq -r '.ips[0].address | split("/")[0]' "$D/$1.add"; }
 inside_mac() { jq -r '.interfaces[] | select(.sandbox != "" and .sandbox != null) | .mac' "$D/$1.add" | head -n 1; }

@@ -34,6 +34,7 @@ AFTER
 has deep /sys/power/mem_sleep || fail "no S3: $(</sys/power/mem_sleep)"
 echo deep >/sys/power/mem_sleep
 "$D/busybox" sh -n "$D/after"
-"$D/busybox" sh "$D/after" "$D"
+trap - ERR
+exec "$D/busybox" sh "$D/after" "$D"
 status=$?
 exit "$status"

@@ -1,7 +1,8 @@
 #!/bin/bash
-# shows: systemd as process 1 with the units of the packages: ready when the device is there; a restart and a kill keep device and port (descriptor store) and traffic goes on; a stop removes the device; the watchdog restarts a certificate service that hangs
+# shows: systemd as process 1 with the units of deploy/: ready when the device is there; a restart and a kill keep device and port (descriptor store) and traffic goes on; a stop removes the device; the watchdog restarts a certificate service that hangs
 # systemd: yes
 . "${BASH_SOURCE[0]%/*}/lib.sh"
+modprobe tun
 units=${BASH_SOURCE[0]%/*}/../../deploy
 seen "systemd $(systemctl --version | head -n 1)"
 cp "$BIN"/nebula{,-ca,-ctl} /usr/local/bin/
@@ -63,11 +64,12 @@ wait_for 60 another
 sleep 3
 kept "a kill"
 
+before=$(get MainPID)
 sed -i 's/proto: any/proto: tcp/g' /etc/nebula/config.yml
 systemctl reload nebula.service
 closed() { ! ping_from b 10.77.0.1; }
 wait_for 30 closed
-[[ $(get MainPID) != "$before" && $(get ActiveState) == active ]] || fail "after a reload: $(systemctl status nebula.service 2>&1)"
+[[ $(get MainPID) == "$before" && $(get ActiveState) == active ]] || fail "after a reload: $(systemctl status nebula.service 2>&1)"
 systemctl stop nebula.service
 gone() { ! ip link show neb0; }
 wait_for 10 gone

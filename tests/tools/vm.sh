@@ -97,7 +97,6 @@ UNIT
 echo "vm: $(uname -r), systemd $(systemctl --version | sed -n '1s/^systemd \([0-9]*\).*/\1/p')"
 bash /command
 echo "vm: rc $?"
-sync
 echo o >/proc/sysrq-trigger
 sleep 60
 VM
@@ -123,7 +122,6 @@ ip link set lo up
 echo "vm: $(uname -r)"
 bash /command
 echo "vm: rc $?"
-sync
 echo o >/proc/sysrq-trigger
 sleep 60
 START
