@@ -88,7 +88,7 @@ sends() {
     eval "exec $((10 + n))<>\"$D/end$n\""
     n=$((n + 1))
   done
-  for n in 0 1 2; do wait_for 60 has ready "$D/heard$n"; done
+  for n in 0 1 2; do wait_for 240 has ready "$D/heard$n"; done
   parameters=$(jq -nc --arg mac "$(inside_mac "$1")" --arg gateway "$(on node cat /sys/class/net/cni0/address)" --arg peer "$(inside_mac "$2")" \
     --arg node "$SUBNET.1" --arg own "$(address "$1")" --arg other "$(address "$2")" '{mac: $mac, gateway_mac: $gateway, peer_mac: $peer, own4: $own,
       out4: "192.0.2.1", dns4: "192.0.2.1", node4: $node, peer4: $other}')
