@@ -106,3 +106,10 @@ in_kernels() {
   for suite in ${KERNELS:-trixie}; do tests/tools/vm.sh "$suite" "$@" || status=1; done
   return "$status"
 }
+
+machines() {
+  local word options=()
+  for word in ${KERNELS-}; do options+=(--kernel "$word"); done
+  for word in ${MACHINES-}; do options+=(--only "$word"); done
+  system-tests/machines/run "${options[@]}"
+}
