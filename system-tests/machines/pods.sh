@@ -48,9 +48,9 @@ entry() {
 chain() {
   [[ -e /run/netns/$2 ]] || ip netns add "$2"
   nsenter --net=/run/netns/node "$TOOLS/cni-chain.py" --conf "$D/net.conflist" --path "$D/bin" --cache "$D/cache" --id "$2" \
-    --netns "/run/netns/$2" --pod "shop/$2/uid-$2" --timeout 150 "$1" >"$D/$2.$1" 2>"$D/$2.errors"
+    --netns "/run/netns/$2" --pod "shop/$2/uid-$2" --timeout 150 --record "$D/calls.jsonl" "$1" >"$D/$2.$1" 2>"$D/$2.errors"
 }
-must() { chain "$@" || fail "$* : $(<"$D/$2.$1") $(<"$D/$2.errors") $(find "$D/state" -name '*.log' -exec tail -n 5 {} + || true)"; }
+must() { chain "$@" || fail "$* : $(tail -n 1 "$D/calls.jsonl" | jq -c 'del(.stdin, .env)') $(<"$D/$2.$1") $(<"$D/$2.errors") $(find "$D/state" -name '*.log' -exec tail -n 5 {} + || true)"; }
 # refused POD CODE TEXT...: ADD fails with this code, says these texts, and leaves nothing.
 refused() {
   local pod=$1 code=$2 text
