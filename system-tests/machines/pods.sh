@@ -79,6 +79,8 @@ link_of() { jq -r '[.interfaces[] | select((.sandbox // "") == "" and .name != "
 # sends FROM TO: frames of every kind from a pod; prints the names of those that arrived on the node, on the other pod or outside.
 sends() {
   local at n=0 parameters listeners=()
+  # Frames of the last time told the others wrong addresses.
+  for at in "$1" "$2" node control; do ip -n "$at" neighbour flush all; done
   for at in "node $(link_of "$1")" "$2 own" "control own"; do
     # shellcheck disable=SC2086 # two words
     set -- "$1" "$2" $at
@@ -97,5 +99,7 @@ sends() {
   exec 10>&- 11>&- 12>&-
   wait "${listeners[@]}"
   rm "$D"/end?
-  tail -qn +2 "$D"/heard? | jq -r '.[][0]' | tr -d '\0' | sort -u
+  tail -qn +2 "$D"/heard? | jq -s . >"$D/heard"
+  (($(jq length "$D/heard") == 3)) || fail "not three listeners: $(<"$D/heard")"
+  jq -r '.[][][0]' "$D/heard" | { grep -aEx '[a-z0-9. -]+' || true; } | sort -u
 }
