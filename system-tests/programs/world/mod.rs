@@ -82,8 +82,8 @@ impl World {
         full
     }
 
-    /// Like [`World::namespace`], with users of its own, none of whom is one of the node: as runtimes make it for a pod with
-    /// `hostUsers: false`.
+    /// Like [`World::namespace`], with users of its own, none of whom is one of the node: as runtimes make it for a
+    /// pod with `hostUsers: false`.
     pub fn namespace_with_users(&mut self, name: &str) -> String {
         let full = self.namespace_of(name);
         let mut pod = Command::new("unshare")

@@ -1,5 +1,6 @@
-//! The plugin behind the primaries that clusters have. What each one makes is in `tests/primaries`, as its own documents
-//! say it: its result is read, and on links like its own `isolate` and `capture` hold, or are refused with the reason.
+//! The plugin behind the primaries that clusters have. What each one makes is in `tests/primaries`, as its own
+//! documents say it: its result is read, and on links like its own `isolate` and `capture` hold, or are refused with
+//! the reason.
 
 mod netkit;
 mod tcx;

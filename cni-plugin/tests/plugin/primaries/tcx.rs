@@ -1,5 +1,5 @@
-//! A program of eBPF that comes to a pod's link after ADD, as that of a network policy agent: it passes the rules. CHECK
-//! and the reconciliation say so.
+//! A program of eBPF that comes to a pod's link after ADD, as that of a network policy agent: it passes the rules.
+//! CHECK and the reconciliation say so.
 
 use super::{Laid, PRIMARIES, TCX};
 use crate::harness::PLUGIN;
