@@ -1,8 +1,8 @@
 # Azure CNI in mode transparent, with overlay addresses: a veth to the node alone, a gateway with a fixed neighbour.
 #
-# Chain:  Azure/azure-container-networking, cni/azure-linux-swift-overlay-dualstack.conflist. The file's name:
-#         https://learn.microsoft.com/en-us/troubleshoot/azure/azure-kubernetes/ (CNI download failures), beside
-#         10-azure.conflist of clusters without overlay addresses.
+# Chain:  Azure/azure-container-networking, cni/azure-linux-swift-overlay-dualstack.conflist. The file's name
+#         and its mode of addresses: operators' notes of such nodes (pages under
+#         https://learn.microsoft.com/en-us/troubleshoot/azure/azure-kubernetes/ name the file), not read at its source.
 # Link, addresses:  network/transparent_endpointclient_linux.go. The link's name begins with azv.
 # Result: cni/network/network.go: one interface, which names no namespace, and addresses that name no interface.
 link=azv1a2b3c4d5e6
