@@ -1,6 +1,7 @@
 #!/bin/bash
 # shows: `lockdown=confidentiality`: two daemons and their stream, and a pod with `isolate`
-# bullseye: the same without `isolate`
+# bookworm: not run yet
+# bullseye: not run yet; expected: the same without `isolate`
 # append: lockdown=confidentiality
 . "${BASH_SOURCE[0]%/*}/pods.sh"
 mount -t securityfs security /sys/kernel/security
