@@ -1,6 +1,5 @@
 #!/bin/bash
 # shows: ADD, CHECK and DEL of a captured pod: its rules are there, and no frame to another address of the range leaves its link in clear
-# bookworm: not run yet
 # bullseye: `capture` is refused with the reason (the rules need nf_tables egress, Linux 5.16), and nothing stays
 . "${BASH_SOURCE[0]%/*}/pods.sh"
 town same

@@ -1,6 +1,5 @@
 #!/bin/bash
 # shows: ADD, CHECK and DEL of pods on a bridge: an overlay address, a control group with its limit; with `isolate` no frame of a raw socket leaves the link in clear
-# bookworm: not run yet
 # bullseye: ADD, CHECK and DEL; `isolate` is refused with the reason (the rules need nf_tables egress, Linux 5.16), and nothing stays
 . "${BASH_SOURCE[0]%/*}/pods.sh"
 town

@@ -1,7 +1,6 @@
 #!/bin/bash
 # shows: `lockdown=confidentiality`: two daemons and their stream, and a pod with `isolate`
-# bookworm: not run yet
-# bullseye: not run yet; expected: the same without `isolate`
+# bullseye: the same without `isolate`
 # append: lockdown=confidentiality
 . "${BASH_SOURCE[0]%/*}/pods.sh"
 mount -t securityfs security /sys/kernel/security

@@ -1,6 +1,5 @@
 #!/bin/bash
 # shows: a path that loses 5 % each way and reorders (netem): TCP goes on, and every byte arrives
-# bookworm: not run yet
 . "${BASH_SOURCE[0]%/*}/lib.sh"
 # Else what the socket sends at once is one packet to netem, and lost whole.
 for host in a b; do config "$host" | sed 's/port: 4242}/port: 4242, udp_offloads: false}/' >"$D/$host.yml"; done

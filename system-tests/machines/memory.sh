@@ -1,6 +1,5 @@
 #!/bin/bash
 # shows: a daemon in a control group of version 2 with `memory.max` of 16 MiB carries a stream each way and is not killed
-# bookworm: not run yet
 . "${BASH_SOURCE[0]%/*}/lib.sh"
 group=/sys/fs/cgroup/daemon
 has memory /sys/fs/cgroup/cgroup.controllers || fail "no memory controller of version 2"

@@ -1,7 +1,7 @@
 #!/bin/bash
 # shows: a stream each way; the device takes super-packets of TCP and, from Linux 6.2 on, of UDP; the socket sends several datagrams per call
 # bullseye: TCP's super-packets alone (no USO): the kernel cuts those of UDP before the device
-# bookworm: not run yet; expected: TCP's super-packets alone (no USO): the kernel cuts those of UDP before the device
+# bookworm: TCP's super-packets alone (no USO): the kernel cuts those of UDP before the device
 . "${BASH_SOURCE[0]%/*}/lib.sh"
 pair
 case $SUITE in bullseye | bookworm) uso=off ;; *) uso=on ;; esac

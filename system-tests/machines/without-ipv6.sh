@@ -1,6 +1,5 @@
 #!/bin/bash
 # shows: a kernel without IPv6 (`ipv6.disable=1`): the overlay has its IPv4 addresses, `listen.host: '::'` means all of IPv4, log and doctor say so
-# bookworm: not run yet
 # bullseye: not run yet
 # append: ipv6.disable=1
 . "${BASH_SOURCE[0]%/*}/lib.sh"
