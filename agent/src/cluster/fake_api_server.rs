@@ -1,6 +1,6 @@
-//! A fake API server for tests, and what the agent's parts do there. It keeps objects by path, checks the tests in JSON
-//! patches, tells watches what changes, and remembers what it was asked; it knows no permissions,
-//! but that a token may be held to its own node.
+//! A fake API server for tests, and what the agent's parts do there. It keeps objects by path, refuses those that are
+//! not of the published API, checks the tests in JSON patches, tells watches what changes, and remembers what it was
+//! asked; it knows no permissions, but that a token may be held to its own node.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -19,6 +19,7 @@ use nebula_cni_contract::launch::Pod;
 use serde_json::{Value, json};
 
 use super::notice::Notice;
+use super::published_types;
 use super::queue::ApiQueue;
 use super::taint::KEY;
 use super::taint_keeper::{self, GRACE, TaintKeeper};
@@ -107,6 +108,7 @@ impl Kept {
     }
 
     fn store(&mut self, path: &str, mut object: Value) -> Value {
+        published_types::hold(path, &object);
         self.version += 1;
         object["metadata"]["resourceVersion"] = self.version.to_string().into();
         let kind = if self.objects.contains_key(path) { "MODIFIED" } else { "ADDED" };

@@ -9,6 +9,8 @@ pub(crate) mod fake_api_server;
 pub mod heartbeat;
 pub mod notice;
 pub mod pods;
+#[cfg(test)]
+mod published_types;
 pub mod queue;
 pub mod taint;
 pub mod taint_keeper;

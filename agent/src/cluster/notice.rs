@@ -12,7 +12,7 @@ use crate::reconcile::repair::RepairError;
 use crate::rollout::plan::Told;
 use crate::rollout::state::Failure;
 
-/// Refusals of so many seconds are told of: as long as the same Event is not repeated.
+/// Age in seconds up to which a refusal is reported. The same Event is not repeated for as long.
 const LATELY: u64 = 600;
 
 /// One thing to tell.

@@ -10,16 +10,16 @@ use nix::libc;
 /// How many programs see the frames of a link of the calling thread's network namespace, in both directions.
 ///
 /// # Errors
-/// Returns the kernel's error. There are none where the kernel cannot have any. Who may not ask the kernel (in a user
-/// namespace of its own) could not have attached one either, and is told that there are none.
+/// Returns the kernel's error. The count is 0 on a kernel without tcx, and for a caller that may not query the kernel
+/// (in a user namespace of its own): that caller could not have attached a program either.
 pub(super) fn programs(index: u32) -> io::Result<u32> {
     [INGRESS, EGRESS].into_iter().map(|direction| count(index, direction)).sum()
 }
 
 fn count(index: u32, direction: u32) -> io::Result<u32> {
     let mut query = Query { index, direction, ..Query::default() };
-    // SAFETY: the kernel reads and writes this structure, whose length it is told, and no other memory: the pointers in
-    // it, where a caller may ask for lists, are null.
+    // SAFETY: the call passes the structure's length, and the kernel accesses no other memory: the pointers in it, by
+    // which a caller may request lists, are null.
     let answer =
         unsafe { libc::syscall(libc::SYS_bpf, PROG_QUERY, std::ptr::from_mut(&mut query), size_of::<Query>()) };
     if answer == 0 {

@@ -8,8 +8,8 @@ pub(crate) const CHUNK: usize = 16 << 10;
 /// Free chunks that are kept: 1 MiB.
 const SPARE: usize = 64;
 
-/// Chunks that nobody needs at the moment, for all connections of a node. Fast streams would otherwise ask the kernel
-/// for each page of each chunk anew, because allocators give such memory back.
+/// Free chunks, shared by all connections of a node. Allocators return memory of this size to the kernel, so without
+/// the pool fast streams would fault in every page of every chunk again.
 #[derive(Debug, Default)]
 pub struct Chunks(Mutex<Vec<Vec<u8>>>);
 

@@ -165,14 +165,10 @@ impl Cubic {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::now;
     use super::*;
 
     const MS: Duration = Duration::from_millis(1);
-
-    fn now() -> Instant {
-        #[allow(clippy::disallowed_methods, reason = "where virtual time begins")]
-        Instant::now()
-    }
 
     #[test]
     fn slow_start_doubles_the_window_each_round() {

@@ -61,14 +61,10 @@ impl Pacer {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::now;
     use super::*;
 
     const MS: Duration = Duration::from_millis(1);
-
-    fn now() -> Instant {
-        #[allow(clippy::disallowed_methods, reason = "where virtual time begins")]
-        Instant::now()
-    }
 
     #[test]
     fn a_window_takes_a_round_trip_however_late_the_timer_is() {

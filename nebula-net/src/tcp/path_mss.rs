@@ -91,12 +91,12 @@ impl PathMss {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests;
     use super::*;
 
     #[test]
     fn a_black_hole_is_found_again_sooner_and_believed_for_longer() {
-        #[allow(clippy::disallowed_methods, reason = "where virtual time begins")]
-        let mut now = Instant::now();
+        let mut now = tests::now();
         let mut path = PathMss::new(1260);
         assert!(!path.suspect(now, 1, 5000), "one timeout is a loss");
         assert!(!path.suspect(now, 2, 300), "short segments were lost");
@@ -121,8 +121,7 @@ mod tests {
 
     #[test]
     fn an_error_lowers_the_size_for_ten_minutes() {
-        #[allow(clippy::disallowed_methods, reason = "where virtual time begins")]
-        let now = Instant::now();
+        let now = tests::now();
         let mut path = PathMss::new(1260);
         path.take_peer(1250);
         assert!(!path.limit(now, 1250));

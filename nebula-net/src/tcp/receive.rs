@@ -353,11 +353,11 @@ impl Receiver {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests;
     use super::*;
 
     fn receiver() -> (Receiver, Instant) {
-        #[allow(clippy::disallowed_methods, reason = "where virtual time begins")]
-        let now = Instant::now();
+        let now = tests::now();
         (Receiver::new(now, 0, (1000, 1000), 100, Arc::default()), now)
     }
 

@@ -312,6 +312,7 @@ impl Scoreboard {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::now;
     use super::*;
 
     const MS: Duration = Duration::from_millis(1);
@@ -319,8 +320,7 @@ mod tests {
 
     /// Ten segments of 100 bytes, one each millisecond.
     fn ten() -> (Scoreboard, Instant) {
-        #[allow(clippy::disallowed_methods, reason = "where virtual time begins")]
-        let start = Instant::now();
+        let start = now();
         let mut board = Scoreboard::default();
         for at in 0..10 {
             board.sent(start + MS * at as u32, at * 100..at * 100 + 100);

@@ -83,14 +83,19 @@ struct World {
     mss: u16,
 }
 
+/// Where virtual time begins.
+pub(super) fn now() -> Instant {
+    #[allow(clippy::disallowed_methods, reason = "where virtual time begins")]
+    Instant::now()
+}
+
 fn byte(end: usize, at: usize) -> u8 {
     (at.wrapping_mul(31) ^ (at >> 8) ^ (end * 77)) as u8
 }
 
 impl World {
     fn new(link: Link, options: [TcpOptions; 2], programs: [Program; 2]) -> Self {
-        #[allow(clippy::disallowed_methods, reason = "where virtual time begins")]
-        let start = Instant::now();
+        let start = now();
         let mut options = options.into_iter().zip(programs);
         let mut end = || {
             let (options, program) = options.next().unwrap();

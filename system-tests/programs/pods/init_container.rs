@@ -4,7 +4,6 @@
 
 use crate::world;
 
-use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
@@ -16,9 +15,7 @@ use std::time::{Duration, Instant};
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use serde_json::{Value, json};
-use world::chaos::number;
 use world::cluster::{Cluster, LIGHTHOUSE, Node, answer_at, binary};
-use world::traffic::{Flow, PROBE_EVERY};
 
 const SOON: Duration = Duration::from_secs(15);
 
@@ -34,7 +31,7 @@ fn a_pod_gets_its_certificate_with_its_own_token_through_its_init_container() {
     assert_eq!((&status["state"], &status["certificate"]), (&json!("waiting"), &Value::Null));
 
     let out = node.dir.join("mount");
-    let init = init_container(&cluster, &node, "web", "30");
+    let init = run(&cluster, &node, "web", "30");
     assert!(init.status.success(), "{}\n{}", String::from_utf8_lossy(&init.stderr), node.instance_logs());
     cluster.world.ping("web", LIGHTHOUSE, SOON);
     let mut files: Vec<String> =
@@ -65,7 +62,7 @@ fn a_pod_gets_its_certificate_with_its_own_token_through_its_init_container() {
 fn init_ends_with_the_reason_when_the_ca_refuses_and_the_overlay_stays_closed() {
     let (mut cluster, node) = cluster(&[]);
     node.add_pods(&mut cluster.world, &["web"]);
-    let init = init_container(&cluster, &node, "web", "4");
+    let init = run(&cluster, &node, "web", "4");
     assert!(!init.status.success());
     let said = String::from_utf8_lossy(&init.stderr).into_owned();
     assert!(said.contains("no certificate within 4 s: ") && said.contains("shop/web"), "{said}");
@@ -93,7 +90,7 @@ fn a_provisional_certificate_opens_the_overlay_until_the_pod_has_shown_its_own_t
     let before = node.status("web");
     assert_eq!((&before["state"], &before["groups"]), (&json!("provisional"), &json!(["provisional"])));
 
-    let init = init_container(&cluster, &node, "web", "30");
+    let init = run(&cluster, &node, "web", "30");
     assert!(init.status.success(), "{}\n{}", String::from_utf8_lossy(&init.stderr), node.instance_logs());
     let after = node.status("web");
     assert_eq!((&after["state"], &after["groups"]), (&json!("running"), &json!(["ns:shop"])));
@@ -115,7 +112,7 @@ fn another_program_of_the_pod_gets_no_token_and_gives_no_certificate_before_duri
     let users = [&["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"][..], CONTAINER_ROOT];
     let attackers: Vec<_> = users.into_iter().map(|rights| attacker(&cluster, rights)).collect();
     thread::sleep(Duration::from_secs(2));
-    let init = init_container(&cluster, &node, "web", "60");
+    let init = run(&cluster, &node, "web", "60");
     let said = String::from_utf8_lossy(&init.stderr).into_owned();
     assert!(init.status.success(), "{said}\n{}", node.instance_logs());
     let fingerprint = node.status("web")["certificate"]["fingerprint"].clone();
@@ -127,7 +124,7 @@ fn another_program_of_the_pod_gets_no_token_and_gives_no_certificate_before_duri
         assert!(output.status.success() && said.trim() == "[]", "{said}{}", String::from_utf8_lossy(&output.stderr));
     }
     // It may run again, as a kubelet does after a crash.
-    assert!(init_container(&cluster, &node, "web", "30").status.success());
+    assert!(run(&cluster, &node, "web", "30").status.success());
     assert_eq!(written(&node), fingerprint);
     node.chain_ok(&cluster.world, "del", "web");
     assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
@@ -141,7 +138,7 @@ fn whoever_takes_the_name_of_an_instance_that_died_gets_no_token_unless_it_is_ro
     kill(&node);
     let attacker = attacker(&cluster, &["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]);
     thread::sleep(Duration::from_secs(2));
-    let init = init_container(&cluster, &node, "web", "4");
+    let init = run(&cluster, &node, "web", "4");
     let said = String::from_utf8_lossy(&init.stderr).into_owned();
     assert!(!init.status.success() && said.contains("held by user 65534"), "{said}");
     let output = attacker.wait_with_output().expect("it ends");
@@ -154,7 +151,7 @@ fn whoever_takes_the_name_of_an_instance_that_died_gets_no_token_unless_it_is_ro
 fn an_instance_that_was_restarted_is_shown_the_token_of_its_pod_by_the_node() {
     let (mut cluster, node) = cluster(&[("web", "10.244.1.2")]);
     node.add_pods(&mut cluster.world, &["web"]);
-    assert!(init_container(&cluster, &node, "web", "30").status.success());
+    assert!(run(&cluster, &node, "web", "30").status.success());
     let first = node.status("web")["certificate"]["fingerprint"].clone();
     kill(&node);
     // A program of the pod that takes the name meanwhile gets nothing.
@@ -192,67 +189,6 @@ fn an_instance_that_was_restarted_is_shown_the_token_of_its_pod_by_the_node() {
     assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
 }
 
-#[test]
-#[ignore = "needs root, network namespaces and a release build"]
-fn connections_of_pods_that_enrolled_with_their_own_token_go_on_under_other_programs() {
-    let (mut cluster, mut node) = cluster(&[("web", "10.244.1.2"), ("db", "10.244.1.3"), ("late", "10.244.1.4")]);
-    node.own_program();
-    node.add_pods(&mut cluster.world, &["web", "db", "late"]);
-    for pod in ["web", "db"] {
-        let init = init_container(&cluster, &node, pod, "30");
-        assert!(init.status.success(), "{}\n{}", String::from_utf8_lossy(&init.stderr), node.instance_logs());
-    }
-    let at = node.overlay("db");
-    cluster.world.ping("web", &at, SOON);
-    let flow = Flow::start(&cluster.world, "web", "db", at.parse().expect("an address"));
-    let upgrade = |pod: &str| -> Value {
-        let output = node.upgrade(&cluster.world, pod).output().expect("the plugin runs");
-        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
-    };
-    let (mut gaps, mut certificates) = (Vec::new(), BTreeSet::new());
-    for round in 0..number("UPGRADES", 4) {
-        node.install_another(&binary("nebula-cni-instance"));
-        // A gap ends before the next begins.
-        thread::sleep(Duration::from_millis(300));
-        flow.watch();
-        let pod = if round % 2 == 0 { "db" } else { "web" };
-        let answer = upgrade(pod);
-        assert_eq!(answer["upgraded"], true, "{answer}\n{}", node.instance_logs());
-        thread::sleep(Duration::from_millis(300));
-        gaps.push(flow.silence().1.saturating_sub(PROBE_EVERY));
-        assert_eq!((flow.lost(), flow.broken()), (0, None), "{}", node.instance_logs());
-        let status = node.status(pod);
-        assert_eq!((&status["state"], &status["pid"]), (&json!("running"), &answer["pid"]), "{status}");
-        certificates.insert(status["certificate"]["fingerprint"].to_string());
-    }
-    gaps.sort();
-    let (p50, max) = (gaps[gaps.len() / 2], gaps[gaps.len() - 1]);
-    let upgrades = gaps.len();
-    println!("{upgrades} upgrades, {} certificates: p50 {p50:?}, max {max:?}", certificates.len());
-    assert!(max < Duration::from_millis(200), "{gaps:?}");
-    // The one that serves now is the one whose socket init finds.
-    assert!(init_container(&cluster, &node, "db", "30").status.success(), "{}", node.instance_logs());
-    assert_eq!(written(&node), node.status("db")["certificate"]["fingerprint"]);
-
-    // A pod that has no certificate has nothing to hand over, and its init container finds its instance all the same.
-    let pid = node.status("late")["pid"].clone();
-    let answer = upgrade("late");
-    assert!(
-        answer["code"] == 11 && answer.to_string().contains("is waiting, and has nothing to hand over"),
-        "{answer}"
-    );
-    assert_eq!(node.status("late")["pid"], pid);
-    assert!(init_container(&cluster, &node, "late", "30").status.success(), "{}", node.instance_logs());
-    let answer = upgrade("late");
-    assert_eq!(answer["upgraded"], true, "{answer}");
-    cluster.world.ping("late", LIGHTHOUSE, SOON);
-    drop(flow);
-    for pod in ["web", "db", "late"] {
-        node.chain_ok(&cluster.world, "del", pod);
-    }
-    assert_eq!(node.leftovers(), Vec::<PathBuf>::new());
-}
-
 /// Kills the instance of the pod `web`.
 fn kill(node: &Node) {
     let pid = i32::try_from(node.status("web")["pid"].as_u64().expect("a process id")).expect("a process id");
@@ -285,7 +221,7 @@ const CONTAINER_ROOT: &[&str] =
     &["setpriv", "--bounding-set=-all,+net_raw,+dac_override,+setuid,+setgid,+net_bind_service", "--inh-caps=-all"];
 
 /// Fingerprint of the certificate that init wrote.
-fn written(node: &Node) -> String {
+pub(super) fn written(node: &Node) -> String {
     let pem = std::fs::read(node.dir.join("mount/host.crt")).expect("a certificate");
     nebula_cert::Certificate::from_pem(&pem).expect("a certificate").fingerprint().to_string()
 }
@@ -305,7 +241,7 @@ fn attacker(cluster: &Cluster, rights: &[&str]) -> std::process::Child {
 }
 
 /// Runs the first init container as a kubelet does: in the pod's network namespace, with its token mounted.
-fn init_container(cluster: &Cluster, node: &Node, pod: &str, deadline: &str) -> Output {
+pub(super) fn run(cluster: &Cluster, node: &Node, pod: &str, deadline: &str) -> Output {
     let token = cluster.world.write(&format!("{pod}.token"), &format!("token-of-{pod}"));
     let (init, token) = (binary("nebula-cni-init").display().to_string(), token.display().to_string());
     let out = node.dir.join("mount").display().to_string();
@@ -313,7 +249,7 @@ fn init_container(cluster: &Cluster, node: &Node, pod: &str, deadline: &str) -> 
 }
 
 /// A cluster whose CA queries an API server that knows these pods, and a node with the flow `init`.
-fn cluster(pods: &[(&str, &str)]) -> (Cluster, Node) {
+pub(super) fn cluster(pods: &[(&str, &str)]) -> (Cluster, Node) {
     cluster_with(pods, |_| ())
 }
 

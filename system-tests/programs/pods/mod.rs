@@ -20,6 +20,7 @@ mod memory;
 mod network_speed;
 mod primary;
 pub(crate) mod runtime;
+mod sidecar;
 mod supervised;
 mod upgrade;
 mod walls;

@@ -5,6 +5,8 @@
 
 #![allow(clippy::disallowed_methods, reason = "these tests watch real processes on a real clock")]
 
+mod gaps;
+
 use crate::service_manager;
 use crate::world;
 
@@ -20,12 +22,12 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::{Value, json};
+use serde_json::Value;
 use service_manager::{PLACE, Systemd};
 use world::chaos::number;
 use world::cluster::{Cluster, Node, answer_at, binary, faulty_instance, gone_within, links};
 use world::run;
-use world::traffic::{Flow, PROBE_EVERY};
+use world::traffic::Flow;
 
 const SOON: Duration = Duration::from_secs(20);
 /// A gap that users do not see.
@@ -180,25 +182,6 @@ impl Site {
         self.node.chain_ok(&self.cluster.world, "check", "db");
     }
 
-    /// Upgrades the instance `count` times. Asserts that no probe is lost and that no silence is long.
-    fn assert_short_gaps(&self, count: u64) {
-        let mut gaps = Vec::new();
-        for _ in 0..count {
-            self.node.install_another(&binary(INSTANCE));
-            // A gap ends before the next begins.
-            thread::sleep(Duration::from_millis(300));
-            self.flow().watch();
-            self.upgrade(&[]);
-            thread::sleep(Duration::from_millis(300));
-            gaps.push(self.flow().silence().1.saturating_sub(PROBE_EVERY));
-            assert_eq!(self.flow().lost(), 0, "{}", self.logs());
-        }
-        gaps.sort();
-        let (p50, max) = (gaps[gaps.len() / 2], gaps[gaps.len() - 1]);
-        println!("longest silence beyond a probe's interval: p50 {p50:?}, max {max:?}");
-        assert!(max < SHORT, "{gaps:?}");
-    }
-
     pub(super) fn end(mut self) -> Option<Systemd> {
         self.flow = None;
         self.node.chain_ok(&self.cluster.world, "del", "db");
@@ -207,45 +190,6 @@ impl Site {
         assert_eq!(links(&self.cluster.world.namespace_of("db")), ["lo"]);
         self.systemd.take()
     }
-}
-
-#[test]
-#[ignore = "needs root, network namespaces and a release build"]
-fn another_program_takes_over_from_an_instance_and_no_probe_is_lost() {
-    let site = Site::new();
-    let device = || run("ip", &["-n", &site.cluster.world.namespace_of("db"), "-o", "link", "show", "nebula0"]);
-    let (before, certificate) = (device(), site.node.status("db")["certificate"].clone());
-    let answer = site.ask(&[]).expect("the plugin answers");
-    assert_eq!((&answer["upgraded"], &answer["pid"]), (&false.into(), &site.pid().into()), "it is the installed one");
-    site.assert_short_gaps(number("UPGRADES", 5));
-    assert_eq!((device(), &site.node.status("db")["certificate"]), (before, &certificate));
-    // And back to the old program.
-    site.flow().watch();
-    site.upgrade(&["--previous"]);
-    assert_eq!(site.ask(&["--previous"]).expect("the plugin answers")["upgraded"], false);
-    site.assert_well();
-    assert!(!site.node.instance_logs().contains("level=ERROR"), "{}", site.node.instance_logs());
-    site.end();
-}
-
-#[test]
-#[ignore = "needs root, network namespaces, nftables and a release build"]
-fn isolated_and_renumbered_pods_stay_so_under_other_programs() {
-    let isolated = Site::configured(&json!({ "overlay": ["10.42.0.0/16"], "isolate": { "dns": [], "probes": [] } }));
-    let rules = || run("ip", &["netns", "exec", &isolated.cluster.world.namespace_of("n2"), "nft", "list", "ruleset"]);
-    let before = rules();
-    assert!(before.contains("nebula"), "{before}");
-    isolated.assert_short_gaps(number("UPGRADES", 3));
-    assert_eq!(rules(), before);
-    isolated.assert_well();
-    isolated.end();
-    let renumbered = Site::configured(&json!({ "renumber": true }));
-    let db = renumbered.node.overlay("db");
-    renumbered.cluster.world.ping("n2", &db, SOON);
-    renumbered.assert_short_gaps(number("UPGRADES", 3));
-    renumbered.cluster.world.ping("n2", &db, Duration::from_secs(2));
-    assert_eq!(renumbered.flow().broken(), None);
-    renumbered.end();
 }
 
 #[test]
@@ -501,49 +445,4 @@ fn one_serves_in_the_end(site: Site) {
     site.flow().watch();
     site.assert_well();
     site.end();
-}
-
-#[test]
-#[ignore = "needs root, network namespaces, systemd, D-Bus and a release build"]
-fn units_of_systemd_take_over_from_each_other_and_are_restarted_as_before() {
-    let site = Site::of_systemd();
-    let units = || -> Vec<String> {
-        let units = site.systemd.as_ref().expect("it was started").units();
-        units.lines().map(|line| line.split(' ').next().unwrap_or_default().to_owned()).collect()
-    };
-    let first = units();
-    site.assert_short_gaps(number("UPGRADES", 5));
-    // They alternate between two units.
-    if number("UPGRADES", 5).is_multiple_of(2) {
-        site.node.install_another(&binary(INSTANCE));
-        site.upgrade(&[]);
-    }
-    let second = units();
-    assert_eq!((first.len(), second.len(), first == second), (1, 1, false), "{first:?} {second:?}");
-    site.flow().watch();
-    site.assert_well();
-    // It is a unit like any other: systemd starts it again, with the certificate.
-    let (pid, certificate) = (site.pid(), site.node.status("db")["certificate"].clone());
-    site.systemd.as_ref().expect("it was started").sh(&format!("systemctl kill --signal=KILL {}", second[0]));
-    let serves = |status: &Value| status["state"] == "running" && status["pid"] != pid;
-    site.until("another process", || answer_at(&site.node.status_socket("db")).is_ok_and(|status| serves(&status)));
-    assert_eq!(site.node.status("db")["certificate"], certificate);
-    site.flow().watch();
-    site.until("traffic goes on", || site.flow().answers().1 > 20);
-    site.install_script("exit 3");
-    assert!(site.refused(&[]).contains("goes on with the program that it had"));
-    assert_eq!(units(), second);
-    // The plugin is killed while it waits for a program that hangs: the next look ends what it left.
-    site.install_script("exec sleep 60");
-    let systemd = site.systemd.as_ref().expect("it was started");
-    systemd.sh(&format!("timeout --signal=KILL 1 {}", site.line(&[])));
-    assert_eq!(units().len(), 2, "the new one waits to be ready");
-    let plugin = binary("nebula-cni-plugin");
-    systemd.sh(&format!("{} reconcile {}", plugin.display(), site.node.dir.join("state").display()));
-    assert_eq!(units(), second);
-    site.node.install_another(&binary(INSTANCE));
-    site.upgrade(&[]);
-    assert_eq!(units(), first);
-    let systemd = site.end();
-    assert_eq!(systemd.expect("it was started").units(), "");
 }

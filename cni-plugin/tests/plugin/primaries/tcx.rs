@@ -34,7 +34,7 @@ fn a_program_that_is_attached_later_passes_the_rules_and_is_named() {
     // It has the wrong Ethernet address there, and nobody answers.
     assert!(!laid.answers("pod", kind.remote));
     assert!(arrived(&laid) > 0, "the rules do not see what the program sends on");
-    assert!(!reconcile(&laid), "the node agent is told as well");
+    assert!(!reconcile(&laid), "reconcile does not report it to the node agent");
     let error = laid.check().error();
     assert!(error["msg"].as_str().unwrap().contains("traffic control on veth1a2b3c4d (tcx, 1 of eBPF's"), "{error}");
     laid.remove();
