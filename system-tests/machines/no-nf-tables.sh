@@ -1,6 +1,5 @@
 #!/bin/bash
 # shows: a kernel without nf_tables, where iptables-legacy works: pods get their tunnels; `isolate` and `capture` are refused with the reason
-# bullseye: not run yet
 # alone: the module is removed
 . "${BASH_SOURCE[0]%/*}/pods.sh"
 modprobe -r nf_tables

@@ -72,11 +72,21 @@ nothing_stays() {
   ended() { ! pgrep -f "/nebula-cni-instance" >/dev/null; }
   wait_for 30 ended
 }
+# Pods without rules of ours, which show what would arrive.
+add_others() { must add open && must add other; }
+end_others() { must del open && must del other && nothing_stays; }
+# without_rules POD: somebody removes all rules, and CHECK says so; ends with DEL.
+without_rules() {
+  on node nft flush ruleset
+  ! chain check "$1" || fail "CHECK does not miss the rules"
+  has rules "$D/$1.check" || fail "CHECK says: $(<"$D/$1.check")"
+  must del "$1"
+}
 address() { jq -r '.ips[0].address | split("/")[0]' "$D/$1.add"; }
 inside_mac() { jq -r '.interfaces[] | select(.sandbox != "" and .sandbox != null) | .mac' "$D/$1.add" | head -n 1; }
 link_of() { jq -r '[.interfaces[] | select((.sandbox // "") == "" and .name != "cni0")][0].name' "$D/$1.add"; }
 
-# sends FROM TO: frames of every kind from a pod; prints the names of those that arrived on the node, on the other pod or outside.
+# sends FROM TO: frames of every kind from a pod; prints, in one line, the names of those that arrived on the node, on the other pod or outside.
 sends() {
   local at n=0 parameters listeners=()
   # Frames of the last time told the others wrong addresses.
@@ -101,5 +111,5 @@ sends() {
   rm "$D"/end?
   tail -qn +2 "$D"/heard? | jq -s . >"$D/heard"
   (($(jq length "$D/heard") == 3)) || fail "not three listeners: $(<"$D/heard")"
-  jq -r '.[][][0]' "$D/heard" | { grep -aEx '[a-z0-9. -]+' || true; } | sort -u
+  jq -r '.[][][0]' "$D/heard" | { grep -aEx '[a-z0-9. -]+' || true; } | sort -u | tr '\n' ' '
 }

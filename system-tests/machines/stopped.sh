@@ -1,7 +1,5 @@
 #!/bin/bash
 # shows: the machine is stopped for 20 s, as a hypervisor does, and its clock set afterwards: traffic is back within 10 s
-# bookworm: not run yet
-# bullseye: not run yet
 # monitor: yes
 . "${BASH_SOURCE[0]%/*}/lib.sh"
 pair

@@ -1,7 +1,5 @@
 #!/bin/bash
 # shows: systemd as process 1 with the units of deploy/: ready when the device is there; a restart and a kill keep device and port (descriptor store) and traffic goes on; a stop removes the device; the watchdog restarts a certificate service that hangs
-# bookworm: not run yet
-# bullseye: not run yet
 # systemd: yes
 . "${BASH_SOURCE[0]%/*}/lib.sh"
 modprobe tun

@@ -1,6 +1,5 @@
 #!/bin/bash
 # shows: a kernel without IPv6 (`ipv6.disable=1`): the overlay has its IPv4 addresses, `listen.host: '::'` means all of IPv4, log and doctor say so
-# bullseye: not run yet
 # append: ipv6.disable=1
 . "${BASH_SOURCE[0]%/*}/lib.sh"
 [[ ! -e /proc/net/if_inet6 ]] || fail "this kernel has IPv6"

@@ -1,5 +1,5 @@
-//! Holds the objects of the fake API server against the published API of Kubernetes: the types of k8s-openapi, which are made
-//! from its OpenAPI documents.
+//! Holds the objects of the fake API server against the published API of Kubernetes: the types of k8s-openapi, which
+//! are made from its OpenAPI documents.
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Endpoints, Namespace, Node, Pod, Service};

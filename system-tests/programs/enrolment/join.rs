@@ -49,7 +49,7 @@ impl Network {
     }
 
     /// Runs the second command, on the host.
-    fn up(&self, host: &str, token: &str) -> Output {
+    pub(crate) fn up(&self, host: &str, token: &str) -> Output {
         self.up_with(host, token, &[])
     }
 
@@ -66,7 +66,7 @@ impl Network {
     }
 
     /// Adds a host that has joined and runs.
-    fn joined(&mut self, host: &str, life: &str) {
+    pub(crate) fn joined(&mut self, host: &str, life: &str) {
         self.0.world.host(host);
         let output = self.up(host, &self.token(host, &["--life", life]));
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

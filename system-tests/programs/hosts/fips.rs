@@ -3,13 +3,14 @@
 use crate::world;
 
 use super::interop::{Case, interoperates};
+use crate::enrolment::join::Network;
 
 use std::process::{Command, Output};
 use std::time::Duration;
 
 use serde_json::Value;
 use world::World;
-use world::cluster::binary;
+use world::cluster::{LIGHTHOUSE, binary};
 
 fn output(program: &str, arguments: &[&str]) -> (bool, String) {
     let Output { status, stdout, stderr } =
@@ -86,5 +87,60 @@ firewall: {{outbound: [{{port: any, proto: any, host: any}}], inbound: [{{port: 
 fn go_with_p256_meets_it() {
     for (suite, version) in [("trixie", 1), ("sid", 1), ("sid", 2)] {
         interoperates(Case { suite, curve: "P256", cipher: "aes", version });
+    }
+}
+
+/// Speaks TLS 1.3 with the CA, by OpenSSL and with these options; returns whether that succeeds.
+fn speaks_tls(network: &Network, options: &[&str]) -> bool {
+    let (at, roots) = (network.0.ca_url().replace("https://", ""), network.0.ca_file("tls.crt"));
+    let words = ["timeout", "5", "openssl", "s_client", "-tls1_3", "-connect", &at, "-CAfile", &roots];
+    let script = format!("{} -verify_return_error {} </dev/null", words.join(" "), options.join(" "));
+    network.0.world.exec("control", &["sh", "-c", &script]).status.success()
+}
+
+/// What `nebula up` says of a CA that is OpenSSL's `s_server` with these options.
+fn said_of_server(network: &mut Network, host: &str, token: &str, options: &[&str]) -> String {
+    let (crt, key) = (network.0.ca_file("tls.crt"), network.0.ca_file("tls.key"));
+    let serve = ["s_server", "-tls1_3", "-accept", "8443", "-www", "-cert", &crt, "-key", &key];
+    network.0.world.start("control", "/usr/bin/openssl".as_ref(), &[&serve, options].concat());
+    std::thread::sleep(Duration::from_millis(500));
+    let output = network.up(host, token);
+    network.0.world.stop("control", nix::sys::signal::Signal::SIGKILL);
+    assert!(!output.status.success(), "that is no CA");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+#[ignore = "needs root, network namespaces, OpenSSL and a FIPS build"]
+fn a_host_joins_by_a_ca_with_it_and_neither_end_speaks_tls_with_other_algorithms() {
+    let mut network = Network::new();
+    network.joined("vm", "1h");
+    network.0.world.ping("vm", LIGHTHOUSE, Duration::from_secs(15));
+    for certificate in [network.0.ca_file("ca.crt"), network.0.world.dir().join("vm/host.crt").display().to_string()] {
+        let (_, said) = output("nebula-cert", &["print", "-json", "-path", &certificate]);
+        assert!(said.contains("\"curve\":\"P256\"") || said.contains("\"curve\": \"P256\""), "{said}");
+    }
+
+    for (options, is_spoken) in [
+        (["-ciphersuites", "TLS_AES_256_GCM_SHA384", "-groups", "P-256"], true),
+        (["-ciphersuites", "TLS_AES_128_GCM_SHA256", "-groups", "P-384"], true),
+        (["-ciphersuites", "TLS_CHACHA20_POLY1305_SHA256", "-groups", "P-256"], false),
+        (["-ciphersuites", "TLS_AES_256_GCM_SHA384", "-groups", "X25519"], false),
+    ] {
+        assert_eq!(speaks_tls(&network, &options), is_spoken, "{options:?}");
+    }
+
+    network.0.world.host("late");
+    let token = network.token("late", &[]);
+    network.0.world.stop("control", nix::sys::signal::Signal::SIGTERM);
+    // The control: they speak TLS, and what answers is no CA.
+    let right = ["-ciphersuites", "TLS_AES_256_GCM_SHA384", "-groups", "P-256"];
+    let said = said_of_server(&mut network, "late", &token, &right);
+    println!("{said}");
+    assert!(!said.contains("HandshakeFailure"), "{said}");
+    for wrong in [["-ciphersuites", "TLS_CHACHA20_POLY1305_SHA256"], ["-groups", "X25519"]] {
+        let said = said_of_server(&mut network, "late", &token, &wrong);
+        println!("{said}");
+        assert!(said.contains("HandshakeFailure"), "{wrong:?}: {said}");
     }
 }

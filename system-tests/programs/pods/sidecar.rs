@@ -1,5 +1,5 @@
-//! A sidecar under a real containerd: an init container with `restartPolicy: Always` runs before all others of its pod and
-//! is restarted alone (Kubernetes 1.29 on). For a runtime it is a container like any other.
+//! A sidecar under a real containerd: an init container with `restartPolicy: Always` runs before all others of its
+//! pod and is restarted alone (Kubernetes 1.29 on). For a runtime it is a container like any other.
 
 use crate::world;
 
