@@ -45,7 +45,7 @@ deny() {
 release() {
   need ssh-keygen=openssh-client || return
   local version key work
-  version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
+  version=$(workspace_version)
   work=$(mktemp -d /var/tmp/nebula-release-job.XXXXXX) || return
   key=$work/key
   ssh-keygen -q -t ed25519 -N "" -C release -f "$key" && echo "release $(<"$key.pub")" >"$work/signers" &&
