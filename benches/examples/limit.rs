@@ -1,11 +1,12 @@
-//! The least that a tunnel can do with a tun device, a UDP socket and AES-256-GCM: no handshake, no routes, no firewall,
-//! no segments with headers of their own. `benches/profile` measures it beside `nebula`; it is no tunnel to use.
+//! What every tunnel with a tun device, a UDP socket and AES-256-GCM has to do, and nothing else: no handshake, no
+//! routes, no firewall, no headers of inner segments. `benches/profile` measures it beside `nebula`. Not for use as
+//! a tunnel.
 //!
 //!     limit DEVICE LOCAL PEER BYTES      LOCAL and PEER: ADDRESS:PORT; BYTES: what a datagram carries
 //!
-//! A super-packet of the device, with its virtio_net header, is cut into pieces. Each piece is sealed and is one datagram
-//! of a run that the kernel cuts (`UDP_SEGMENT`); the other end gets them joined (`UDP_GRO`) and writes the same
-//! super-packet.
+//! The sender cuts a super-packet of the device, with its virtio_net header, into pieces, seals each, and sends them as
+//! one run that the kernel cuts into datagrams (`UDP_SEGMENT`). The receiver gets the datagrams joined (`UDP_GRO`) and
+//! writes the same super-packet.
 //!
 //!     counter (8 bytes), size of the super-packet (4), offset of the piece (4), sealed piece, tag (16)
 
@@ -97,8 +98,10 @@ fn inbound(mut device: File, socket: &UdpSocket) -> Result<(), Box<dyn Error>> {
             }
             let total = u32::from_be_bytes(header[8..12].try_into()?) as usize;
             let offset = u32::from_be_bytes(header[12..].try_into()?) as usize;
-            // Pieces of a super-packet of which one was lost.
-            packet.truncate(if offset == packet.len() { offset } else { 0 });
+            if offset != packet.len() {
+                // A piece was lost, and with it the super-packet.
+                packet.clear();
+            }
             if offset == packet.len() {
                 packet.extend_from_slice(&sealed[..sealed.len() - TAG]);
             }
@@ -127,10 +130,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     setsockopt(&socket, sockopt::RcvBufForce, &(8 << 20))?;
     setsockopt(&socket, sockopt::SndBufForce, &(8 << 20))?;
     let (bytes, sender, receiver) = (bytes.parse()?, device.try_clone()?, socket.try_clone()?);
-    std::thread::scope(|scope| {
-        let sends = scope.spawn(move || outbound(sender, &socket, bytes).map_err(|error| error.to_string()));
-        inbound(device, &receiver)?;
-        sends.join().map_err(|_| "the sender panicked")??;
-        Ok(())
-    })
+    std::thread::spawn(move || {
+        if let Err(error) = outbound(sender, &socket, bytes) {
+            eprintln!("limit: {error}");
+            std::process::exit(1);
+        }
+    });
+    inbound(device, &receiver)
 }

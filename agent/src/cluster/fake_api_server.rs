@@ -1,6 +1,6 @@
-//! A fake API server for tests, and what the agent's parts do there. It keeps objects by path, refuses those that are
-//! not of the published API, checks the tests in JSON patches, tells watches what changes, and remembers what it was
-//! asked; it knows no permissions, but that a token may be held to its own node.
+//! A fake API server for tests, and what the agent's parts do there. It keeps objects by path and panics where one is
+//! not of the published API; it checks the tests in JSON patches, tells watches what changes, and remembers what it
+//! was asked. It knows no permissions, but that a token may be held to its own node.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;

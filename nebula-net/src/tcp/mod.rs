@@ -13,8 +13,8 @@
 //! | a connection that follows one in TIME-WAIT, on either side | RFC 6191 |
 //! | the path's MTU by errors, and by timeouts where long packets vanish | RFC 1191, RFC 8201, RFC 4821 section 7.7 |
 //!
-//! Losses of a peer without selective acknowledgements are found by timeouts alone. Explicit congestion notification is
-//! left out: a tunnel does not copy the underlay's marks into its packets, so none of them would arrive.
+//! Where the peer has no selective acknowledgements, only timeouts detect losses. Explicit congestion notification
+//! is left out: a tunnel does not copy the underlay's marks into its packets, so none of them would arrive.
 
 mod buffer;
 mod chunks;

@@ -36,10 +36,12 @@ impl Pod<'_> {
         self.runtime.cri(&words).unwrap_or_else(|error| panic!("{error}\n{}", self.node.instance_logs()))
     }
 
-    /// What a container's script wrote about its first packets.
-    fn first_packets(&self, container: &str) -> String {
-        // It waits for the file itself.
-        self.exec(container, &["/bin/sh", "-c", "until [ -s /tmp/done ]; do sleep 0.05; done; cat /tmp/said /tmp/done"])
+    /// Waits until a container's script has sent its first packets, and asserts that all were answered.
+    fn assert_first_packets(&self, container: &str) {
+        let script = "until [ -s /tmp/done ]; do sleep 0.05; done; cat /tmp/said /tmp/done";
+        let said = self.exec(container, &["/bin/sh", "-c", script]);
+        let logs = self.node.instance_logs();
+        assert!(said.contains("2 packets received") && said.ends_with("code 0"), "{said}\n{logs}");
     }
 }
 
@@ -58,16 +60,14 @@ fn a_sidecar_has_the_tunnel_at_its_first_instruction_and_is_restarted_without_an
     let script = format!("/bin/ping -c 2 -W 5 {peer} >/tmp/said 2>&1; echo code $? >/tmp/done; exec /bin/sleep 3600");
     let first = web.start(SIDECAR, 0, &script);
     let main = web.start("main", 0, "exec /bin/sleep 3600");
-    let said = web.first_packets(&first);
-    assert!(said.contains("2 packets received") && said.ends_with("code 0"), "{said}\n{}", node.instance_logs());
+    web.assert_first_packets(&first);
     let before = web.status();
 
     runtime.cri(&["stop", &first]).unwrap_or_else(|error| panic!("{error}"));
     let ping = ["/bin/ping", "-c", "1", "-W", "5", peer.as_str()];
     web.exec(&main, &ping);
     let second = web.start(SIDECAR, 1, &script);
-    let said = web.first_packets(&second);
-    assert!(said.contains("2 packets received") && said.ends_with("code 0"), "{said}\n{}", node.instance_logs());
+    web.assert_first_packets(&second);
     web.exec(&main, &ping);
     let after = web.status();
     for key in ["pid", "overlay", "certificate"] {

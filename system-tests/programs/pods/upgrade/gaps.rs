@@ -16,8 +16,8 @@ use world::cluster::{LIGHTHOUSE, Node, answer_at, binary};
 use world::run;
 use world::traffic::{Flow, PROBE_EVERY};
 
-/// Has another program take over `count` times by `upgrade`, which is told the round. Asserts that no probe is lost and
-/// that no silence is long.
+/// Installs another program and calls `upgrade` with the number of the round, `count` times. Asserts that no probe is
+/// lost and that no silence is long.
 fn assert_short_gaps(count: u64, node: &Node, flow: &Flow, mut upgrade: impl FnMut(u64)) {
     let mut gaps = Vec::new();
     for round in 0..count {
